@@ -1,0 +1,12 @@
+"""Alembic's environment: runs the migrations on the connection that rag_service hands over."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from rag_service.knowledgebase.models import Base
+
+connection = context.config.attributes["connection"]
+context.configure(connection=connection, target_metadata=Base.metadata, compare_type=True)
+with context.begin_transaction():
+    context.run_migrations()

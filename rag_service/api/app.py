@@ -1,0 +1,112 @@
+"""The HTTP service as an application and as a process. Started by `rag-service serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from types import FrameType
+
+import anyio
+import uvicorn
+from fastapi import FastAPI
+
+from rag_service.api import (
+    auth,
+    documents,
+    events,
+    health,
+    lingering,
+    metrics,
+    pages,
+    problems,
+    reference,
+    reprocess,
+)
+from rag_service.api.services import Services
+from rag_service.settings import Settings
+from rag_service.spool import remove_stale
+
+log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 30
+_DESCRIPTION = (
+    "Turns PDFs and scans into pages of text. Send a document, follow it, read it. "
+    "Errors are problem details (RFC 9457) whose `code` is stable. Where a key is set, every "
+    "request carries it: `Authorization: Bearer KEY`."
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service over these settings.
+
+    Raises ConfigurationError where it would be open to others without a key.
+    """
+    auth.require_safe_binding(settings.api)
+    app = FastAPI(
+        title="rag_service",
+        version=version("rag_service"),
+        description=_DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan,
+    )
+    services = Services(settings)
+    app.state.services = services
+    for part in (documents, events, pages, reprocess, health, metrics, reference):
+        app.include_router(part.router)
+    problems.install(app)
+    # The last one added sees a request first.
+    app.add_middleware(auth.Gate, api=settings.api)
+    app.add_middleware(problems.CatchAll)
+    app.add_middleware(lingering.LingeringClose)
+    app.add_middleware(metrics.Measure, telemetry=services.telemetry)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    services: Services = app.state.services
+    services.limit_threads()
+    removed = await anyio.to_thread.run_sync(remove_stale, services.settings)
+    if removed:
+        log.info("Removed %d files of uploads that were broken off", removed)
+    yield
+    await services.pictures.close()
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT: requests in hand are answered, streams end.
+
+    Raises ConfigurationError; exits 3 on a taken address.
+    """
+    asyncio.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    app = create_app(settings)
+    stopping = app.state.services.stopping
+    loop = asyncio.get_running_loop()
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+            # Not uvicorn's own, which raises the signal once more after a clean stop.
+            loop.call_soon_threadsafe(stopping.set)
+            self.force_exit = self.should_exit
+            self.should_exit = True
+
+    config = uvicorn.Config(
+        app,
+        host=settings.api.host,
+        port=settings.api.port,
+        log_level=settings.log_level.lower(),
+        access_log=False,
+        server_header=False,
+        # Nobody stands before us whose word about the caller we take.
+        proxy_headers=False,
+        timeout_graceful_shutdown=_STOP_SECONDS,
+    )
+    await Server(config).serve()

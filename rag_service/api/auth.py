@@ -1,0 +1,89 @@
+"""Who may ask: the bearer key where one is set, otherwise this machine's own programs alone.
+
+Used by app. Without a key, Host and Origin are checked, so that no page in a browser on this
+machine can reach the service under a name of its own (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rag_service.api import problems
+from rag_service.errors import ConfigurationError, Unauthorized
+from rag_service.settings import Api
+
+OPEN_PATHS = frozenset({"/health/live"})
+_HTTP_PORT = 80
+
+
+def require_safe_binding(api: Api) -> None:
+    """Raise ConfigurationError where the service would listen beyond loopback without a key."""
+    if api.key is None and not _is_loopback(api.host):
+        raise ConfigurationError(
+            f"api.host is {api.host}, which others can reach, but api.key is not set: "
+            "set RAG_SERVICE_API_KEY, or listen on 127.0.0.1."
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Gate:
+    """Turns away what may not ask, before any of its body is read."""
+
+    def __init__(self, app: ASGIApp, api: Api) -> None:
+        self._app = app
+        self._key = api.key.get_secret_value().encode() if api.key else None
+        self._hosts = _own_hosts(api)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if self._key is None:
+            return self._refuse_strangers(headers)
+        if scope["path"] in OPEN_PATHS or self._carries_key(headers):
+            return None
+        return problems.answer_error(Unauthorized())
+
+    def _carries_key(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(given.strip().encode("latin-1"), self._key or b"")
+        return same and scheme.lower() == "bearer"
+
+    def _refuse_strangers(self, headers: Headers) -> Response | None:
+        host = headers.get("host", "").lower()
+        if host not in self._hosts:
+            return _forbidden(f"The Host {host!r} is not one of this service's own names")
+        origin = headers.get("origin")
+        if origin is not None and origin.lower().removeprefix("http://") not in self._hosts:
+            return _forbidden(f"Pages of the origin {origin!r} may not use this service")
+        return None
+
+
+def _own_hosts(api: Api) -> frozenset[str]:
+    configured = f"[{api.host}]" if ":" in api.host else api.host
+    names = {"localhost", "127.0.0.1", "[::1]", configured.lower()}
+    hosts = {f"{name}:{api.port}" for name in names}
+    return frozenset(hosts | names) if api.port == _HTTP_PORT else frozenset(hosts)
+
+
+def _forbidden(what: str) -> Response:
+    detail = f"{what}. Without RAG_SERVICE_API_KEY only programs on this machine may ask."
+    return problems.answer(403, Unauthorized.code, detail)

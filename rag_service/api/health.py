@@ -1,0 +1,48 @@
+"""The routes that monitors ask: alive, ready. Part of the API."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import anyio
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from rag_service import health
+from rag_service.api.services import Here
+from rag_service.health import Health, HealthStatus
+
+router = APIRouter(prefix="/health", tags=["health"])
+
+
+class Alive(BaseModel):
+    status: str
+
+
+@router.get("/live", summary="The process runs")
+async def live() -> Alive:
+    """Always 200, without a key: the process answers."""
+    return Alive(status="alive")
+
+
+@router.get(
+    "/ready",
+    summary="The service can do its work",
+    responses={503: {"model": Health, "description": "PostgreSQL or the document store fails."}},
+)
+async def ready(here: Here, response: Response) -> Health:
+    """200 while documents can be accepted and read back; `degraded` names what else is amiss:
+    broker, prepare_worker, ocr_worker, maintenance, ocr_server.
+    """
+    run = anyio.to_thread.run_sync
+    database, storage, broker = await asyncio.gather(
+        run(health.database_faults),
+        run(health.storage_faults, lambda: here.store),
+        run(health.broker_faults, here.settings),
+    )
+    fleet = [] if database else await run(partial(health.fleet_faults, here.settings))
+    found = Health.of(database + storage, broker + fleet)
+    if found.status is HealthStatus.UNAVAILABLE:
+        response.status_code = 503
+    return found

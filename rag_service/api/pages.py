@@ -1,0 +1,172 @@
+"""The routes of a document's pages: as JSON, as pictures, as one Markdown text. Part of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from rag_service import errors
+from rag_service.api.documents import DocumentId, require_document
+from rag_service.api.problems import documented
+from rag_service.api.services import Here
+from rag_service.errors import NotFound
+from rag_service.knowledgebase.catalogue import (
+    Source,
+    get_page,
+    get_source,
+    list_pages,
+    shown_run_id,
+)
+from rag_service.knowledgebase.views import DocumentView, ErrorView, PageView
+from rag_service.states import GOOD, RunState
+
+router = APIRouter(tags=["pages"])
+
+_LISTED = 100
+_MOST_LISTED = 500
+# Pages of Markdown held in memory at a time.
+_STREAMED = 20
+_CACHED = "private, max-age=3600"
+_LARGEST_INT = 2**31 - 1
+
+
+class PageList(BaseModel):
+    """Some pages of the run that answers for the document."""
+
+    run_id: str
+    pages: list[PageView]
+    next_after: int | None = Field(description="Send it as `after` for the next pages.")
+
+
+@router.get("/documents/{document_id}/pages", summary="List pages", responses=documented(NotFound))
+def pages(
+    document_id: DocumentId,
+    after: Annotated[int, Query(ge=0, le=_LARGEST_INT, description="Last page seen.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _LISTED,
+) -> PageList:
+    """Pages in order, each with its text, its state and how it was read."""
+    run_id = _require_run(document_id)
+    found = list_pages(run_id, after=after, limit=limit + 1)
+    shown = found[:limit]
+    more = len(found) > limit
+    return PageList(run_id=run_id, pages=shown, next_after=shown[-1].number if more else None)
+
+
+@router.get(
+    "/documents/{document_id}/pages/{number}", summary="One page", responses=documented(NotFound)
+)
+def page(document_id: DocumentId, number: int) -> PageView:
+    """One page, counted from 1."""
+    run_id = _require_run(document_id)
+    found = get_page(run_id, number) if 1 <= number <= _LARGEST_INT else None
+    if found is None:
+        raise NotFound("The document has no such page, or it is not known yet.")
+    return found
+
+
+def _require_run(document_id: str) -> str:
+    run_id = shown_run_id(document_id)
+    if run_id is None:
+        raise NotFound()
+    return run_id
+
+
+@router.get(
+    "/documents/{document_id}/pages/{number}/image",
+    summary="Picture of a page",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/jpeg": {}}, "description": "The page as a JPEG."},
+        304: {"description": "The picture that the caller has is still right."},
+        **documented(
+            NotFound,
+            errors.SourceMissing,
+            errors.EncryptedPdf,
+            errors.CorruptPdf,
+            errors.PageTooLarge,
+            errors.PageTimeout,
+            errors.PageUnrenderable,
+        ),
+    },
+)
+async def image(
+    document_id: DocumentId,
+    number: int,
+    here: Here,
+    dpi: Annotated[
+        int | None, Query(ge=36, le=300, description="Resolution; unset: what pages are read at.")
+    ] = None,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The page drawn from the stored file, counted from 1. The answer may be cached."""
+    source = await anyio.to_thread.run_sync(_require_source, document_id)
+    dpi = dpi or here.settings.ocr.dpi
+    headers = {"ETag": _etag(source, number, dpi), "Cache-Control": _CACHED}
+    if if_none_match is not None and headers["ETag"] in if_none_match:
+        return Response(status_code=304, headers=headers)
+    store = await anyio.to_thread.run_sync(lambda: here.store)
+    drawn = await here.pictures.draw(store, source, number, dpi)
+    return Response(drawn.jpeg, media_type="image/jpeg", headers=headers)
+
+
+def _require_source(document_id: str) -> Source:
+    source = get_source(document_id)
+    if source is None:
+        raise NotFound()
+    return source
+
+
+def _etag(source: Source, number: int, dpi: int) -> str:
+    """A key never gets other bytes, so key, page and resolution name the picture."""
+    return f'"{sha256(f"{source.key} {number} {dpi}".encode()).hexdigest()[:32]}"'
+
+
+@router.get(
+    "/documents/{document_id}/markdown",
+    summary="The document as Markdown",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {"text/markdown": {"example": "<!-- page 1 -->\n\n# Title\n"}},
+            "description": "All pages in order.",
+        },
+        **documented(NotFound),
+    },
+)
+def markdown(document_id: DocumentId, here: Here) -> StreamingResponse:
+    """The text of all pages, each after a comment `<!-- page N -->`.
+
+    A page without text says why: `<!-- page N: failed, page_timeout -->`. A document that is
+    not processed, or only in part, begins with `<!-- document: … -->`.
+    """
+    found = require_document(document_id, here)
+    return StreamingResponse(
+        _text(found, _require_run(document_id)), media_type="text/markdown; charset=utf-8"
+    )
+
+
+def _text(document: DocumentView, run_id: str) -> Iterator[str]:
+    """Some pages at a time; no connection is held while a slow reader takes them."""
+    if document.status is not RunState.PROCESSED:
+        yield f"<!-- document: {_outcome(document.status, document.error)} -->\n\n"
+    last = 0
+    while batch := list_pages(run_id, after=last, limit=_STREAMED):
+        for shown in batch:
+            yield _page_text(shown)
+        last = batch[-1].number
+
+
+def _page_text(page: PageView) -> str:
+    if page.status in GOOD and page.markdown:
+        return f"<!-- page {page.number} -->\n\n{page.markdown.rstrip()}\n\n"
+    return f"<!-- page {page.number}: {_outcome(page.status, page.error)} -->\n\n"
+
+
+def _outcome(status: str, error: ErrorView | None) -> str:
+    return f"{status}, {error.code}" if error else str(status)

@@ -1,0 +1,70 @@
+"""Shows the children's log files as they grow, each line under its program's name. Used by up."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+_POLL_SECONDS = 0.3
+
+
+class LogFollower:
+    """Copies what is appended to the files to stderr, from a thread, until left."""
+
+    def __init__(self, files: dict[str, Path]) -> None:
+        self._tails = [_Tail(name, path) for name, path in files.items()]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="logs", daemon=True)
+
+    def __enter__(self) -> LogFollower:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            last = self._stop.wait(_POLL_SECONDS)
+            for tail in self._tails:
+                tail.copy()
+            sys.stderr.flush()
+            if last:
+                return
+
+
+class _Tail:
+    """One file: whole lines from where it ended when we began, also after a rotation."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._prefix = f"{name:<14} | "
+        self._path = path
+        self._file = path.open("rb") if path.exists() else None
+        if self._file is not None:
+            self._file.seek(0, 2)
+        self._rest = b""
+
+    def copy(self) -> None:
+        """Write the lines that came since the last call."""
+        if self._file is not None:
+            self._write(self._file.read())
+        if not self._path.exists():
+            return
+        if self._file is None or not os.path.samestat(
+            os.fstat(self._file.fileno()), self._path.stat()
+        ):
+            self._reopen()
+
+    def _reopen(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = self._path.open("rb")
+        self._write(self._file.read())
+
+    def _write(self, new: bytes) -> None:
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            sys.stderr.write(f"{self._prefix}{line.decode(errors='replace')}\n")

@@ -1,0 +1,233 @@
+"""The command `run`: the whole job on some files, with everything it needs started and stopped."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rag_service.cli import rendering, words
+from rag_service.cli.options import Ocr, Parser, begin
+from rag_service.cli.output import note, print_table
+from rag_service.cli.rendering import SUFFIXES, Format
+from rag_service.cli.service import LocalService
+from rag_service.cli.signals import stop_in_order
+from rag_service.errors import RagServiceError
+from rag_service.states import OcrMode
+
+if TYPE_CHECKING:
+    from rag_service.intake import IntakeOptions
+    from rag_service.knowledgebase.views import DocumentView, PageView
+    from rag_service.settings import Settings
+    from rag_service.storage import DocumentStore
+
+_INTERVAL = 0.25
+# The folder is thrown away, so there is little to bring to a good end.
+_DRAIN_SECONDS = 5.0
+_COLUMNS = ("file", "id", "status", "native", "ocr", "blank", "seconds", "warnings", "error")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(run)
+
+
+@dataclass
+class _Sent:
+    """A file, and the document that it became or why it did not."""
+
+    path: Path
+    id: str | None = None
+    error: RagServiceError | None = None
+    view: DocumentView | None = None
+
+    @property
+    def well(self) -> bool:
+        return self.view is not None and words.succeeded(self.view)
+
+
+def run(
+    files: Annotated[
+        list[Path], typer.Argument(exists=True, dir_okay=False, help="PDFs and pictures.")
+    ],
+    ocr: Ocr = None,
+    parser: Parser = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="How the documents are printed.")
+    ] = Format.MD,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="A folder to write into, instead of stdout."),
+    ] = None,
+) -> None:
+    """Do the whole job on some files and print their text."""
+    settings = begin()
+    # Wrong options are said before anything is started for them.
+    _options(settings, ocr, parser)
+    form = Format.JSON if as_json else form
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+    with _temporary_folder() as folder:
+        service = LocalService(settings, folder, durable=False)
+        with stop_in_order(service.kill), service:
+            note("Starting …")
+            settings = _start(settings, service, folder, ocr)
+            sent = _take_in(settings, files, _options(settings, ocr, parser))
+            _follow(settings, sent, service)
+            _print(sent, form, output)
+    print_table(_COLUMNS, [_row(one) for one in _distinct(sent)], to_stderr=True)
+    if not all(one.well for one in sent):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """A folder that the next start removes if a crash of ours leaves it behind."""
+    from rag_service.embedded.folder import RuntimeFolder
+
+    folder = RuntimeFolder(Path(tempfile.gettempdir()))
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
+
+
+def _options(settings: Settings, ocr: OcrMode | None, parser: str | None) -> IntakeOptions:
+    from rag_service.intake import check_options
+
+    return check_options(settings, ocr=ocr, parser=parser, priority="interactive")
+
+
+def _start(
+    settings: Settings, service: LocalService, folder: Path, ocr: OcrMode | None
+) -> Settings:
+    """Start the servers, and the programs without waiting for them."""
+    from rag_service.cli.plan import Plan
+
+    own_ocr = settings.ocr.base_url is None and ocr is not OcrMode.OFF
+    settings = service.start_servers(_environment(settings, folder, own_ocr=own_ocr))
+    plan = Plan(settings, folder / "logs", _DRAIN_SECONDS)
+    programs = plan.prepare_only() if ocr is OcrMode.OFF else plan.workers()
+    service.start([plan.ocr_server(), *programs] if own_ocr else programs)
+    return settings
+
+
+def _environment(settings: Settings, folder: Path, *, own_ocr: bool) -> dict[str, str]:
+    """What differs from the settings, for us and our children."""
+    from rag_service.cli.plan import embedded_ocr_environment
+    from rag_service.embedded.folder import free_port
+
+    environment = {}
+    if settings.database.url is None:
+        # Bytes live as long as the rows that name them: both go when we end.
+        environment["RAG_SERVICE_DATA_DIR"] = str(folder)
+        environment["RAG_SERVICE_STORAGE_URL"] = (folder / "documents").as_uri()
+    if own_ocr:
+        environment |= embedded_ocr_environment(settings, "127.0.0.1", free_port())
+    return environment
+
+
+def _take_in(settings: Settings, files: list[Path], options: IntakeOptions) -> list[_Sent]:
+    """Hand the files to intake while the workers start."""
+    from rag_service.storage import DocumentStore
+
+    store = DocumentStore(settings)
+    return [_accept(settings, store, path, options) for path in files]
+
+
+def _accept(settings: Settings, store: DocumentStore, path: Path, options: IntakeOptions) -> _Sent:
+    from rag_service import intake
+    from rag_service.errors import DocumentError, RequestError
+    from rag_service.spool import Spool
+
+    try:
+        with Spool(settings) as spool:
+            with path.open("rb") as file:
+                spool.copy_from(file)
+            accepted = intake.accept(settings, store, spool, path.name, options)
+    except (DocumentError, RequestError) as error:
+        return _Sent(path, error=error)
+    except OSError as error:
+        return _Sent(path, error=RagServiceError(f"Cannot be read: {error.strerror}."))
+    return _Sent(path, id=accepted.id)
+
+
+def _follow(settings: Settings, sent: list[_Sent], service: LocalService) -> None:
+    from rag_service.cli.watch import follow
+    from rag_service.errors import NotFound
+    from rag_service.knowledgebase import catalogue
+
+    def fetch(document_id: str) -> DocumentView:
+        view = catalogue.get_document(document_id, settings.ocr.base_url)
+        if view is None:
+            raise NotFound()
+        return view
+
+    ids = [one.id for one in sent if one.id is not None]
+    ended = follow(ids, fetch, interval=_INTERVAL, check=service.check)
+    for one in sent:
+        one.view = ended.get(one.id or "")
+
+
+def _print(sent: list[_Sent], form: Format, output: Path | None) -> None:
+    """Write each document's text, the good pages of a failed one included."""
+    taken: set[str] = set()
+    for one in _distinct(sent):
+        if one.view is None:
+            continue
+        text = rendering.document(one.view, _pages(one.view), form)
+        if output is None:
+            sys.stdout.write(text)
+        else:
+            _free_name(output, one.path.stem, SUFFIXES[form], taken).write_text(text)
+    sys.stdout.flush()
+
+
+def _pages(view: DocumentView) -> list[PageView]:
+    from rag_service.knowledgebase import catalogue
+
+    run_id = catalogue.shown_run_id(view.id)
+    pages: list[PageView] = []
+    while run_id is not None:
+        more = catalogue.list_pages(run_id, after=pages[-1].number if pages else 0)
+        if not more:
+            break
+        pages += more
+    return pages
+
+
+def _free_name(folder: Path, stem: str, suffix: str, taken: set[str]) -> Path:
+    """A name that no other document of this run has; an older file is replaced."""
+    name, number = f"{stem}{suffix}", 1
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}{suffix}"
+    taken.add(name)
+    return folder / name
+
+
+def _distinct(sent: list[_Sent]) -> list[_Sent]:
+    """Without the files that are a document of the list already."""
+    first: dict[str, _Sent] = {}
+    for number, one in enumerate(sent):
+        first.setdefault(one.id or f"#{number}", one)
+    return list(first.values())
+
+
+def _row(one: _Sent) -> tuple[object, ...]:
+    view = one.view
+    if view is None:
+        error = f"{one.error.code}: {one.error.message}" if one.error else ""
+        return (one.path.name, one.id, "refused", *(None,) * 5, error)
+    pages = view.pages
+    return (
+        view.filename, view.id, words.state(view), pages.native, pages.ocr, pages.blank,
+        view.run_seconds, words.warning_counts(view.warnings), words.error(view.error),
+    )  # fmt: skip

@@ -1,0 +1,153 @@
+"""The commands that are one process each, as compose and the supervisor of `up` run them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rag_service.cli.options import begin, begin_process
+from rag_service.cli.output import note
+from rag_service.errors import ConfigurationError, ServiceUnreachable
+
+if TYPE_CHECKING:
+    from rag_service.settings import Settings
+
+_MIGRATE_WAIT = 60.0
+_MIGRATE_POLL = 0.5
+# Read by the worker's Celery application, which has no other way to know its queue.
+STAGE_VARIABLE = "RAG_WORKER_STAGE"
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class WorkerKind(StrEnum):
+    """Which worker to run."""
+
+    PREPARE = "prepare"
+    OCR = "ocr"
+    MAINTENANCE = "maintenance"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(worker)
+    app.command()(serve)
+    app.command()(flower)
+    app.command("cpu-ocr-server")(cpu_ocr_server)
+    app.command()(migrate)
+
+
+def worker(
+    kind: Annotated[WorkerKind, typer.Argument(help="Which worker.", show_default=False)],
+) -> None:
+    """Run one worker: prepare, ocr or maintenance."""
+    settings = begin_process()
+    if kind is WorkerKind.MAINTENANCE:
+        from workers import maintenance
+
+        maintenance.main(settings)
+        return
+    forks = (
+        settings.prepare.worker_concurrency
+        if kind is WorkerKind.PREPARE
+        else settings.ocr.worker_concurrency
+    )
+    _become(
+        worker_arguments(kind, forks, settings.log_level),
+        # Celery's soft shutdown answers SIGQUIT; SIGTERM is what supervisors send.
+        {"REMAP_SIGTERM": "SIGQUIT", STAGE_VARIABLE: kind.value},
+    )
+
+
+def worker_arguments(kind: WorkerKind, forks: int, log_level: str) -> list[str]:
+    """Celery's command line for a worker of one stage."""
+    return [
+        *("celery", "-A", "workers.celery_app", "worker", "-Q", kind.value),
+        *("--concurrency", str(forks), "--prefetch-multiplier", "1", "-O", "fair"),
+        *("--without-gossip", "--without-mingle"),
+        *("-n", f"{kind.value}@%h", "--loglevel", log_level),
+    ]
+
+
+def serve() -> None:
+    """Run the HTTP API and the console."""
+    settings = begin_process()
+    from rag_service.api import app
+
+    app.serve(settings)
+
+
+def flower() -> None:
+    """Run Flower, the monitor of the Celery workers."""
+    settings = begin_process()
+    check_flower(settings)
+    from rag_service.broker import broker_url
+
+    broker_url(settings)
+    auth = settings.flower.basic_auth
+    # The API of Flower can stop workers: without credentials it stays shut on loopback too.
+    os.environ.pop("FLOWER_UNAUTHENTICATED_API", None)
+    _become(
+        [
+            *("celery", "-A", "workers.celery_app", "flower"),
+            *(f"--address={settings.flower.host}", f"--port={settings.flower.port}"),
+        ],
+        {"FLOWER_BASIC_AUTH": auth.get_secret_value()} if auth else {},
+    )
+
+
+def check_flower(settings: Settings) -> None:
+    """Raise ConfigurationError where Flower would be open to other machines."""
+    if settings.flower.basic_auth is None and settings.flower.host not in LOOPBACK:
+        raise ConfigurationError(
+            f"flower.host: {settings.flower.host} is not loopback, so Flower needs credentials: "
+            "set RAG_SERVICE_FLOWER_BASIC_AUTH to user:password."
+        )
+
+
+def cpu_ocr_server() -> None:
+    """Run the CPU OCR server that speaks the OpenAI protocol."""
+    settings = begin_process()
+    from workers.cpu_ocr_server import serve as serve_ocr
+
+    serve_ocr(settings)
+
+
+def migrate() -> None:
+    """Bring the database to this version's tables."""
+    begin()
+    from rag_service.knowledgebase import schema
+
+    await_postgres(_MIGRATE_WAIT)
+    note(f"The database is at revision {schema.migrate()}.")
+
+
+def await_postgres(seconds: float) -> None:
+    """Return when PostgreSQL answers; raises ServiceUnreachable after that many seconds."""
+    from rag_service.knowledgebase import engine
+
+    deadline = time.monotonic() + seconds
+    told = False
+    while True:
+        try:
+            engine.ping()
+            return
+        except ServiceUnreachable:
+            if time.monotonic() > deadline:
+                raise
+            if not told:
+                note(f"PostgreSQL does not answer yet; waiting up to {seconds:g} s.")
+                told = True
+            time.sleep(_MIGRATE_POLL)
+
+
+def _become(module_and_arguments: list[str], environment: dict[str, str]) -> None:
+    """Replace this process, so that its supervisor's signals reach the program itself."""
+    os.environ.update(environment)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", *module_and_arguments])

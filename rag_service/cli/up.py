@@ -1,0 +1,85 @@
+"""The command `up`: everything started, kept alive and shown, until a signal stops it in order."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from rag_service.cli.logs import LogFollower
+from rag_service.cli.options import begin_process
+from rag_service.cli.output import note
+from rag_service.cli.service import LocalService
+from rag_service.cli.signals import Stopped, stop_in_order
+
+if TYPE_CHECKING:
+    from rag_service.cli.plan import Plan
+    from rag_service.settings import Settings
+
+_INTERVAL = 1.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(up)
+
+
+def up() -> None:
+    """Start the whole service and stay; Ctrl-C brings it to a good end."""
+    settings = begin_process()
+    own_ocr = settings.ocr.base_url is None
+    _check(settings, own_ocr=own_ocr)
+    service = LocalService(settings, settings.data_dir, durable=True)
+    with stop_in_order(service.kill):
+        try:
+            with service:
+                _serve(service, settings, own_ocr=own_ocr)
+        except Stopped:
+            note("Stopped.")
+
+
+def _check(settings: Settings, *, own_ocr: bool) -> None:
+    """Raise ConfigurationError for what would stop a child, before anything is started."""
+    from rag_service.api.auth import require_safe_binding
+    from rag_service.cli.single import check_flower
+    from rag_service.embedded import require_free_port
+
+    require_safe_binding(settings.api)
+    check_flower(settings)
+    require_free_port(settings.api.host, settings.api.port, "api.port")
+    require_free_port(settings.flower.host, settings.flower.port, "flower.port")
+    if own_ocr:
+        require_free_port(settings.cpu_ocr.host, settings.cpu_ocr.port, "cpu_ocr.port")
+
+
+def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
+    from rag_service.cli.plan import Plan, embedded_ocr_environment
+
+    cpu = settings.cpu_ocr
+    environment = embedded_ocr_environment(settings, cpu.host, cpu.port) if own_ocr else {}
+    settings = service.start_servers(environment)
+    plan = Plan(settings, settings.data_dir / "logs", settings.worker.soft_shutdown)
+    programs = [*plan.workers(), plan.api(), plan.flower()]
+    if own_ocr:
+        programs.insert(0, plan.ocr_server())
+    with LogFollower({program.name: program.log for program in programs if program.log}):
+        service.start(programs)
+        service.wait_until_ready()
+        note(_where(plan, own_ocr=own_ocr))
+        while True:
+            time.sleep(_INTERVAL)
+
+
+def _where(plan: Plan, *, own_ocr: bool) -> str:
+    settings = plan.settings
+    door = "needs the key (RAG_SERVICE_API_KEY)" if settings.api.key else "loopback, no key"
+    lines = [
+        ("API and console", f"{plan.api_url()} ({door}); its description: {plan.api_url()}/docs"),
+        ("Flower", plan.flower_url()),
+        ("OCR server", f"{settings.ocr.base_url}{' (ours, on the CPU)' if own_ocr else ''}"),
+        ("Data", str(settings.data_dir)),
+        ("Logs", str(plan.logs)),
+    ]
+    listed = "\n".join(f"  {name:<16} {value}" for name, value in lines)
+    return f"\nEverything is up:\n{listed}\nSend files: rag-service ingest FILE…   Stop: Ctrl-C\n"

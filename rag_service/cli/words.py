@@ -1,0 +1,104 @@
+"""A document's state in words and cells for people. Used by tables and progress."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rag_service.states import TERMINAL, RunState
+
+if TYPE_CHECKING:
+    from rag_service.knowledgebase.views import DocumentView, ErrorView, PageCounts, WarningView
+
+_MINUTE, _HOUR = 60, 3600
+_WAITS = {
+    "worker": "no worker is alive",
+    "queue": "in the queue",
+    "ocr_server": "the OCR server is away",
+    "retry": "for a later try",
+}
+
+
+def ended(view: DocumentView) -> bool:
+    """Whether nothing is at work on the document any more."""
+    return view.latest_run.status in TERMINAL
+
+
+def succeeded(view: DocumentView) -> bool:
+    """Whether the newest run ended well."""
+    return view.latest_run.status is RunState.PROCESSED
+
+
+def state(view: DocumentView) -> str:
+    """Status, and what else must be known to read it rightly."""
+    parts = [str(view.status)]
+    if view.incomplete:
+        parts.append("(incomplete)")
+    if view.latest_run.status != view.status:
+        parts.append(f"(newest run: {view.latest_run.status})")
+    return " ".join(parts)
+
+
+def waiting(view: DocumentView) -> str:
+    """Why the newest run waits and at which place; empty where it does not."""
+    if view.waiting_for is None:
+        return ""
+    reason = _WAITS.get(view.waiting_for, str(view.waiting_for))
+    return f"{reason}, place {view.queue_position}" if view.queue_position else reason
+
+
+def pages(counts: PageCounts) -> str:
+    """3/10, or nothing before the number is known."""
+    return "" if counts.total is None else f"{counts.done}/{counts.total}"
+
+
+def progress(view: DocumentView) -> str:
+    """The newest run's state, page x of y, the time left or why it waits."""
+    run = view.latest_run
+    parts = [str(run.status)]
+    if run.pages.total:
+        parts.append(f"page {run.pages.done} of {run.pages.total}")
+    if view.eta_seconds is not None and not ended(view):
+        parts.append(f"{duration(view.eta_seconds)} left")
+    if view.waiting_for:
+        parts.append(f"waits: {waiting(view)}")
+    if run.error:
+        parts.append(f"{run.error.code}: {run.error.message}")
+    return ", ".join(parts)
+
+
+def error(found: ErrorView | None) -> str:
+    return f"{found.code}: {found.message}" if found else ""
+
+
+def warning_counts(warnings: Iterable[WarningView]) -> str:
+    """`page_truncated x2, repaired_pdf`."""
+    counts = Counter(warning.code for warning in warnings)
+    return ", ".join(f"{code} x{n}" if n > 1 else code for code, n in sorted(counts.items()))
+
+
+def status_counts(views: Iterable[DocumentView]) -> str:
+    """`3 documents: 2 processed, 1 failed`."""
+    counts = Counter(str(view.status) for view in views)
+    total = sum(counts.values())
+    listed = ", ".join(f"{n} {status}" for status, n in counts.most_common())
+    return f"{total} document{'' if total == 1 else 's'}" + (f": {listed}" if listed else "")
+
+
+def duration(seconds: float | None) -> str:
+    """4.2 s, 3 min 05 s, 2 h 10 min."""
+    if seconds is None:
+        return ""
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
+
+
+def moment(when: datetime) -> str:
+    """Local time to the second."""
+    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"

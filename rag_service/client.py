@@ -1,0 +1,271 @@
+"""The one HTTP client of our own API, for the commands: typed answers, our errors by their code."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from rag_service.errors import (
+    BacklogFull,
+    PageError,
+    RagServiceError,
+    ServiceUnreachable,
+    Unauthorized,
+)
+from rag_service.knowledgebase.views import DocumentView, PageView
+from rag_service.reprocess import Redo
+from rag_service.settings import Settings
+from rag_service.states import RunState
+
+_CONNECT_SECONDS = 5.0
+# An answer waits for the upload's hash and its store, S3 included.
+_ANSWER_SECONDS = 300.0
+_LISTED = 100
+_PAGES = 100
+# Uploads are idempotent by their sha256, so a broken connection is worth a few more tries.
+_RETRY_WAITS = (1.0, 3.0, 9.0)
+_BACKLOG_SECONDS = 10.0
+
+View = TypeVar("View", bound=BaseModel)
+
+
+class Sent(BaseModel):
+    """What became of an upload."""
+
+    id: str
+    status: RunState
+    duplicate: bool
+
+
+class Listing(BaseModel):
+    """A page of the listing."""
+
+    documents: list[DocumentView]
+    next_cursor: str | None
+
+
+class Cancelled(BaseModel):
+    """Whether a run was at work and is cancelled now."""
+
+    id: str
+    cancelled: bool
+
+
+class Redone(BaseModel):
+    """What a bulk redo did or would do."""
+
+    documents: list[Redo]
+
+
+class _Pages(BaseModel):
+    pages: list[PageView]
+    next_after: int | None
+
+
+class Client:
+    """Asks the service at api.url; safe to use from several threads.
+
+    Every method raises the error whose code the service answers, and ServiceUnreachable.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = settings.api.url.rstrip("/")
+        key = settings.api.key
+        self._http = httpx.Client(
+            base_url=self._url,
+            headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else {},
+            timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
+            # A proxy of the environment is not for our own machine.
+            trust_env=not _is_loopback(self._url),
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def require_alive(self) -> None:
+        """Raise ServiceUnreachable where nothing answers at the service's address."""
+        self._ask("GET", "/health/live")
+
+    def send(
+        self,
+        path: Path,
+        fields: dict[str, str],
+        *,
+        on_backlog: Callable[[float], None] = lambda _: None,
+    ) -> Sent:
+        """Upload a file, streamed from the disk.
+
+        Waits for room as long as the service says that its backlog is full; `on_backlog` is told
+        the seconds of each wait. Raises OSError where the file cannot be read.
+        """
+        waits = iter(_RETRY_WAITS)
+        while True:
+            try:
+                return self._send_once(path, fields)
+            except _Backlog as full:
+                on_backlog(full.seconds)
+                time.sleep(full.seconds)
+            except ServiceUnreachable:
+                wait = next(waits, None)
+                if wait is None:
+                    raise
+                time.sleep(wait)
+
+    def _send_once(self, path: Path, fields: dict[str, str]) -> Sent:
+        with path.open("rb") as file:
+            answer = self._ask("POST", "/documents", data=fields, files={"file": (path.name, file)})
+        return _parsed(Sent, answer)
+
+    def document(self, document_id: str) -> DocumentView:
+        return _parsed(DocumentView, self._ask("GET", f"/documents/{_part(document_id)}"))
+
+    def documents(self, filters: dict[str, str], limit: int) -> list[DocumentView]:
+        """The newest documents that the filters leave, at most `limit`."""
+        found: list[DocumentView] = []
+        cursor: dict[str, str] = {}
+        while len(found) < limit:
+            query = filters | cursor | {"limit": str(min(_LISTED, limit - len(found)))}
+            listing = _parsed(Listing, self._ask("GET", "/documents", params=query))
+            found += listing.documents
+            if listing.next_cursor is None:
+                break
+            cursor = {"cursor": listing.next_cursor}
+        return found
+
+    def pages(self, document_id: str) -> Iterator[PageView]:
+        """The pages that answer for the document, in order, some at a time."""
+        after = 0
+        while True:
+            answer = self._ask(
+                "GET",
+                f"/documents/{_part(document_id)}/pages",
+                params={"after": str(after), "limit": str(_PAGES)},
+            )
+            batch = _parsed(_Pages, answer)
+            yield from batch.pages
+            if batch.next_after is None:
+                return
+            after = batch.next_after
+
+    def page(self, document_id: str, number: int) -> PageView:
+        path = f"/documents/{_part(document_id)}/pages/{number}"
+        return _parsed(PageView, self._ask("GET", path))
+
+    def cancel(self, document_id: str) -> bool:
+        """False where nothing was at work any more."""
+        answer = self._ask("POST", f"/documents/{_part(document_id)}/cancel")
+        return _parsed(Cancelled, answer).cancelled
+
+    def delete(self, document_id: str) -> None:
+        self._ask("DELETE", f"/documents/{_part(document_id)}")
+
+    def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, **request)
+        except httpx.InvalidURL as error:
+            raise ServiceUnreachable(f"RAG_SERVICE_URL: {self._url}: {error}.") from error
+        except httpx.TransportError as error:
+            raise ServiceUnreachable(
+                f"The service does not answer at {self._url} ({_why(error)}). Start it with "
+                "`rag-service up`, or set RAG_SERVICE_URL to where it runs."
+            ) from error
+        if answer.is_success:
+            return answer
+        raise _error(answer)
+
+
+class _Backlog(BacklogFull):
+    """The backlog is full, with the time after which to ask again."""
+
+    seconds: float = _BACKLOG_SECONDS
+
+
+def _error(answer: httpx.Response) -> RagServiceError:
+    """The error that the service's problem details name."""
+    try:
+        problem = answer.json()
+        code, detail = problem["code"], problem["detail"]
+    except (ValueError, KeyError, TypeError):
+        return _foreign(answer)
+    if code == BacklogFull.code:
+        full = _Backlog(detail)
+        full.seconds = _retry_after(answer)
+        return full
+    if answer.status_code == HTTPStatus.FORBIDDEN:
+        return Unauthorized(detail)
+    return error_classes().get(code, RagServiceError)(detail)
+
+
+def _foreign(answer: httpx.Response) -> RagServiceError:
+    """What stands in front of the service, or at its address in its place, answered."""
+    where = f"{answer.request.url.copy_with(query=None)} answered {answer.status_code}"
+    if answer.status_code == HTTPStatus.UNAUTHORIZED:
+        return Unauthorized()
+    if answer.is_server_error:
+        return ServiceUnreachable(f"{where}; the service itself did not.")
+    return ServiceUnreachable(f"{where}; that is not this service. Check RAG_SERVICE_URL.")
+
+
+def error_classes() -> dict[str, type[RagServiceError]]:
+    """The class of each code; for a code that documents and pages share, the document's."""
+    classes: dict[str, type[RagServiceError]] = {}
+    waiting = [RagServiceError]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if "code" in vars(kind) and not (kind.code in classes and issubclass(kind, PageError)):
+            classes[kind.code] = kind
+    return classes
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    value = answer.headers.get("retry-after", "")
+    return max(1.0, float(value)) if value.isdecimal() else _BACKLOG_SECONDS
+
+
+def _parsed(view: type[View], answer: httpx.Response) -> View:
+    try:
+        return view.model_validate_json(answer.content)
+    except ValidationError as error:
+        raise ServiceUnreachable(
+            f"{answer.request.url.copy_with(query=None)} gave an answer that this version does "
+            f"not understand ({error.error_count()} differences). Is it the same version?"
+        ) from error
+
+
+def _part(document_id: str) -> str:
+    """An id as one part of a path, whatever was typed."""
+    from urllib.parse import quote
+
+    return quote(document_id, safe="") or "-"
+
+
+def _why(error: httpx.TransportError) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return "no answer in time"
+    return str(error) or type(error).__name__
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,179 @@
+"""Folders of the embedded servers: who holds one, where sockets go, what a crash left behind.
+
+Used by the embedded servers and the CLI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from rag_service.embedded.account import can_enter
+from rag_service.errors import ConfigurationError, ServiceUnreachable
+
+log = logging.getLogger(__name__)
+
+LOCK_NAME = "embedded.lock"
+RUNTIME_PREFIX = "rag-service-"
+LEFTOVER_SECONDS = 30.0
+KILL_SECONDS = 5.0
+SWEEP_AGE = 60.0
+# sun_path holds 104 bytes on macOS and 108 on Linux, the final NUL included.
+LONGEST_SOCKET_PATH = 103
+
+
+class FolderLock:
+    """One owner a data folder. The kernel frees it when the owner dies, however it dies."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigurationError that names the owner's process if there is one."""
+        path = folder / LOCK_NAME
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigurationError(
+                f"data_dir: {folder} cannot be used: {error.strerror}."
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(self._file, 20).decode(errors="replace").strip()
+            self.release()
+            raise ConfigurationError(_refusal(folder, owner, error)) from error
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let the next owner in. A second call does nothing."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _refusal(folder: Path, owner: str, error: OSError) -> str:
+    if error.errno not in (errno.EAGAIN, errno.EACCES):
+        return f"data_dir: {folder} is on a file system without locks ({error.strerror})."
+    return (
+        f"{folder} is in use by another rag-service (process {owner or 'unknown'}). "
+        "Stop that one first, or set data_dir to another folder."
+    )
+
+
+class RuntimeFolder:
+    """A short-named folder for sockets and what must not outlive us.
+
+    Its own lock tells the living from the dead: the next start removes what a killed owner left.
+    The same lock keeps systemd-tmpfiles from clearing it as old.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        _sweep(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir=parent))
+        self._file = os.open(self.path, os.O_RDONLY)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        """Remove it with all it holds."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._file)
+
+
+def _sweep(parent: Path) -> None:
+    for path in parent.glob(RUNTIME_PREFIX + "*"):
+        with contextlib.suppress(OSError):
+            status = path.stat(follow_symlinks=False)
+            # A new one is not locked yet for a moment.
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < SWEEP_AGE:
+                continue
+            file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+            finally:
+                os.close(file)
+
+
+def short_parent(socket_name: str, user: int | None) -> Path:
+    """The temporary folder, or /tmp where that is too long for a socket or closed to the user."""
+    for parent in (Path(tempfile.gettempdir()), Path("/tmp")):  # noqa: S108
+        sample = parent / (RUNTIME_PREFIX + "x" * 8) / socket_name
+        plain = not set(str(parent)) & set(" ,%'\"")
+        if plain and len(os.fsencode(sample)) <= LONGEST_SOCKET_PATH and can_enter(parent, user):
+            return parent
+    raise ConfigurationError("No temporary folder is short enough for sockets; set TMPDIR to one.")
+
+
+def end_leftovers(folder: Path, program: str) -> None:
+    """End what a killed owner's server still does in its data folder.
+
+    Call it as the holder of the lock: then no such process has an owner. Waits for it to end,
+    as a server that shuts down writes its data. Raises ServiceUnreachable if it cannot be ended.
+    """
+    left = [p for p in psutil.process_iter() if _works_in(p, folder, program)]
+    for process in left:
+        log.warning("A %s of an earlier run (process %d) is ended.", program, process.pid)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGINT)
+    _, left = psutil.wait_procs(left, LEFTOVER_SECONDS)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    _, left = psutil.wait_procs(left, KILL_SECONDS)
+    if left:
+        raise ServiceUnreachable(
+            f"A {program} of an earlier run (process {left[0].pid}) uses {folder} "
+            "and cannot be ended."
+        )
+
+
+def _works_in(process: psutil.Process, folder: Path, program: str) -> bool:
+    place = str(folder.resolve())
+    try:
+        name: str = process.name()
+        return name == program and place in _traces(process)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _traces(process: psutil.Process) -> list[str]:
+    """Where it works; in a container root may not ask that of others, but sees their arguments."""
+    try:
+        return [process.cwd()]
+    except psutil.AccessDenied:
+        return list(process.cmdline())
+
+
+def require_free_port(host: str, port: int, setting_key: str) -> None:
+    """Raises ConfigurationError, naming the setting, if nobody can listen on this address."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{setting_key}: cannot listen on {host}:{port}: {error.strerror}. "
+            f"Stop the program that listens there, or set {setting_key} to another."
+        ) from error
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,358 @@
+"""Child processes of `up` and `run`: started, watched, started again, stopped in order.
+
+Used by the embedded servers and by the CLI for the service's own processes. Every child is
+started by one thread that lives as long as the process: the kernel sends a child its death
+signal when the *thread* that started it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import pwd
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from rag_service.errors import ServiceUnreachable
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+READY_POLL_SECONDS = 0.02
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 30.0
+STEADY_SECONDS = 60.0
+KILL_SECONDS = 10.0
+TAIL_BYTES = 4000
+LARGEST_LOG = 20 * 1024 * 1024
+
+_PR_SET_PDEATHSIG = 1
+_prctl = None
+if sys.platform == "linux":
+    _prctl = ctypes.CDLL(None).prctl
+    _prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run and how to treat it.
+
+    `env` is the child's whole environment. `ready` is polled until true before start() returns.
+    `stop_signal` goes to the child alone; whatever is left of its process group after its end,
+    or after `stop_seconds`, is killed. `death_signal` is what the kernel sends the child when
+    this process dies (Linux). `log` receives stdout and stderr; None: they are inherited.
+    `user` is a uid of the password file, for a start by root.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_seconds: float = 10.0
+    restart: bool = True
+    ready: Callable[[], bool] | None = None
+    ready_seconds: float = 30.0
+    cwd: Path | None = None
+    log: Path | None = None
+    user: int | None = None
+    death_signal: signal.Signals = signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class ProgramStatus:
+    """A child as seen by status(): `restarts` counts since its start, `last_exit` is in words."""
+
+    name: str
+    pid: int | None
+    restarts: int
+    up: bool
+    last_exit: str | None
+
+
+@dataclass
+class _Child:
+    program: Program
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    log_offset: int = 0
+    watched: bool = False
+    restarts: int = 0
+    quick_deaths: int = 0
+    due: float | None = None
+    last_exit: str | None = None
+
+
+class _Stopped(ServiceUnreachable):
+    """The supervisor has stopped everything."""
+
+
+class Supervisor:
+    """Keeps programs running until stop(). Its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._children: list[_Child] = []
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._closed = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="supervisor", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, program: Program) -> None:
+        """Start a program and wait until it is ready.
+
+        Raises ServiceUnreachable, with its last log lines, if it cannot be started, ends, or is
+        not ready in time; it is not running then.
+        """
+        child = _Child(program)
+        try:
+            self._call(lambda: self._launch(child))
+            self._await_ready(child)
+        except BaseException:
+            with contextlib.suppress(_Stopped):
+                self._call(lambda: self._forget(child))
+            raise
+        child.watched = True
+
+    def stop(self) -> None:
+        """Stop every program, the last started first. A second call does nothing.
+
+        Afterwards nothing can be started. May take the sum of all stop_seconds.
+        """
+        with contextlib.suppress(_Stopped):
+            self._call(self._stop_all)
+        self._thread.join()
+
+    def status(self) -> list[ProgramStatus]:
+        """Every program that is looked after, in the order of starting."""
+        return [_status(child) for child in list(self._children)]
+
+    def _call(self, job: Callable[[], Any]) -> None:
+        done: Future[Any] = Future()
+        with self._gate:
+            if self._closed:
+                raise _Stopped("Everything was stopped; nothing can be started.")
+            self._jobs.put((job, done))
+        done.result()
+
+    def _work(self) -> None:
+        while not self._stopping:
+            with contextlib.suppress(queue.Empty):
+                self._do(*self._jobs.get(timeout=POLL_SECONDS))
+            for child in () if self._stopping else tuple(self._children):
+                self._look_after(child)
+        with self._gate:
+            self._closed = True
+        while not self._jobs.empty():
+            self._do(*self._jobs.get())
+
+    def _do(self, job: Callable[[], Any], done: Future[Any]) -> None:
+        try:
+            done.set_result(job())
+        except BaseException as error:
+            done.set_exception(error)
+
+    def _launch(self, child: _Child) -> None:
+        if self._stopping:
+            raise _Stopped(f"{child.program.name} is not started: everything is being stopped.")
+        self._children.append(child)
+        try:
+            _spawn(child)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ServiceUnreachable(f"{child.program.name} cannot be started: {error}") from error
+
+    def _await_ready(self, child: _Child) -> None:
+        program, process = child.program, child.process
+        deadline = time.monotonic() + program.ready_seconds
+        while program.ready is not None:
+            if process is None or process.poll() is not None:
+                raise ServiceUnreachable(f"{program.name} ended at its start.{_last_lines(child)}")
+            if program.ready():
+                return
+            if time.monotonic() > deadline:
+                raise ServiceUnreachable(
+                    f"{program.name} is not ready after {program.ready_seconds:g} s."
+                    f"{_last_lines(child)}"
+                )
+            time.sleep(READY_POLL_SECONDS)
+
+    def _forget(self, child: _Child) -> None:
+        if child in self._children:
+            self._children.remove(child)
+            _end(child)
+
+    def _look_after(self, child: _Child) -> None:
+        if not child.watched:
+            return
+        if child.process is not None and child.process.poll() is not None:
+            _kill_group(child.process.pid)
+            self._lost(child, _in_words(child.process.returncode))
+        elif child.due is not None and time.monotonic() >= child.due:
+            self._revive(child)
+
+    def _lost(self, child: _Child, how: str) -> None:
+        """Say so and set the time of the next start: each quick death doubles the wait."""
+        lived = time.monotonic() - child.started
+        child.process, child.due, child.last_exit = None, None, how
+        child.quick_deaths = child.quick_deaths + 1 if lived < STEADY_SECONDS else 1
+        name, tail = child.program.name, _last_lines(child)
+        if not child.program.restart:
+            log.error("%s %s after %.1f s and is not started again.%s", name, how, lived, tail)
+            return
+        wait = wait_before_restart(child.quick_deaths)
+        child.due = time.monotonic() + wait
+        log.error(
+            "%s %s after %.1f s (%d in a row); starting it again in %.1f s.%s",
+            name, how, lived, child.quick_deaths, wait, tail,
+        )  # fmt: skip
+
+    def _revive(self, child: _Child) -> None:
+        child.restarts += 1
+        child.due = None
+        try:
+            _spawn(child)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._lost(child, f"could not be started ({error})")
+        else:
+            log.warning("%s is started again (restart %d).", child.program.name, child.restarts)
+
+    def _stop_all(self) -> None:
+        self._stopping = True
+        while self._children:
+            _end(self._children[-1])
+            self._children.pop()
+
+
+def wait_before_restart(quick_deaths: int) -> float:
+    """Seconds from the nth death in a row (n >= 1) to the next start."""
+    return min(FIRST_WAIT * 2.0 ** min(quick_deaths - 1, 16), LONGEST_WAIT)
+
+
+def dies_with_us(death_signal: signal.Signals) -> Callable[[], None]:
+    """A preexec_fn: the child gets this signal when the thread that starts it ends.
+
+    Applied after the change of user, which would clear it.
+    """
+    parent = os.getpid()
+
+    def in_child() -> None:
+        if _prctl is not None:
+            _prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return in_child
+
+
+def bare_environment() -> dict[str, str]:
+    """What any program needs to run, and none of our secrets."""
+    names = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def identity(user: int | None) -> dict[str, Any]:
+    """Popen's arguments for running as this uid with its own group and no others."""
+    if user is None:
+        return {}
+    return {"user": user, "group": pwd.getpwuid(user).pw_gid, "extra_groups": []}
+
+
+def _spawn(child: _Child) -> None:
+    program = child.program
+    with _output(program.log) as output:
+        child.log_offset = output.tell() if output else 0
+        child.process = subprocess.Popen(
+            program.argv,
+            env=dict(program.env),
+            cwd=program.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            # Ctrl-C in a terminal must reach us alone, or the order of stopping is lost.
+            start_new_session=True,
+            preexec_fn=dies_with_us(program.death_signal),
+            **identity(program.user),
+        )
+    child.started = time.monotonic()
+
+
+@contextlib.contextmanager
+def _output(path: Path | None) -> Iterator[IO[bytes] | None]:
+    if path is None:
+        yield None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > LARGEST_LOG:
+        path.replace(path.with_name(path.name + ".1"))
+    with path.open("ab") as output:
+        yield output
+
+
+def _end(child: _Child) -> None:
+    process, program = child.process, child.program
+    child.due = None
+    if process is None:
+        return
+    process.send_signal(program.stop_signal)
+    try:
+        process.wait(program.stop_seconds)
+    except subprocess.TimeoutExpired:
+        log.warning("%s did not stop in %g s and is killed.", program.name, program.stop_seconds)
+    _kill_group(process.pid)
+    try:
+        process.wait(KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        log.error("%s (process %d) cannot be killed.", program.name, process.pid)
+
+
+def _kill_group(group: int) -> None:
+    # macOS answers EPERM for a group of which only zombies are left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _in_words(returncode: int) -> str:
+    if returncode >= 0:
+        return f"ended with status {returncode}"
+    try:
+        return f"was ended by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was ended by signal {-returncode}"
+
+
+def _last_lines(child: _Child) -> str:
+    """The end of what the child wrote since its last start, ready to follow a sentence."""
+    if child.program.log is None:
+        return ""
+    try:
+        with child.program.log.open("rb") as written:
+            end = written.seek(0, os.SEEK_END)
+            written.seek(max(child.log_offset, end - TAIL_BYTES))
+            text = written.read().decode(errors="replace").strip()
+    except OSError as error:
+        return f" (its log {child.program.log} cannot be read: {error.strerror})"
+    return f" Its last lines ({child.program.log}):\n{text}" if text else ""
+
+
+def _status(child: _Child) -> ProgramStatus:
+    process = child.process
+    up = process is not None and process.returncode is None
+    pid = process.pid if process is not None and up else None
+    return ProgramStatus(child.program.name, pid, child.restarts, up, child.last_exit)

@@ -1,0 +1,121 @@
+"""What the service needs and whether it is there. Used by /health/ready and the CLI.
+
+Without PostgreSQL or the document store nothing works. Everything else only makes documents
+wait, and each such thing says what waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from pydantic import BaseModel
+
+from rag_service import broker
+from rag_service.errors import ConfigurationError, RagServiceError
+from rag_service.knowledgebase import fleet, schema, servers
+from rag_service.knowledgebase.engine import begin, ping
+from rag_service.settings import Settings
+from rag_service.states import ServerState, Stage
+from rag_service.storage import DocumentStore
+
+
+class Fault(BaseModel):
+    """One thing that is not as it should be, and what that means."""
+
+    name: str
+    message: str
+
+
+class HealthStatus(StrEnum):
+    READY = "ready"
+    DEGRADED = "degraded"
+    UNAVAILABLE = "unavailable"
+
+
+class Health(BaseModel):
+    """`failed` stops everything, `degraded` makes documents wait."""
+
+    status: HealthStatus
+    failed: list[Fault]
+    degraded: list[Fault]
+
+    @classmethod
+    def of(cls, failed: list[Fault], degraded: list[Fault]) -> Health:
+        if failed:
+            return cls(status=HealthStatus.UNAVAILABLE, failed=failed, degraded=degraded)
+        status = HealthStatus.DEGRADED if degraded else HealthStatus.READY
+        return cls(status=status, failed=failed, degraded=degraded)
+
+
+def database_faults() -> list[Fault]:
+    """PostgreSQL answers and has this version's tables."""
+    try:
+        ping()
+        schema.require_migrated()
+    except RagServiceError as error:
+        return [Fault(name="database", message=error.message)]
+    return []
+
+
+def storage_faults(open_store: Callable[[], DocumentStore]) -> list[Fault]:
+    """The document store takes bytes."""
+    try:
+        open_store().check()
+    except RagServiceError as error:
+        return [Fault(name="storage", message=error.message)]
+    return []
+
+
+def broker_faults(settings: Settings) -> list[Fault]:
+    """The broker answers."""
+    try:
+        reason = broker.ping(settings)
+    except ConfigurationError as error:
+        reason = error.message
+    if reason is None:
+        return []
+    message = f"The broker is away; documents are accepted and wait for it. {reason}"
+    return [Fault(name="broker", message=message)]
+
+
+def fleet_faults(settings: Settings) -> list[Fault]:
+    """Workers and maintenance were seen lately and the OCR server answers; needs PostgreSQL."""
+    return [
+        *_worker_faults(),
+        *_maintenance_faults(settings.maintenance.lease),
+        *_server_faults(settings.ocr.base_url),
+    ]
+
+
+def _worker_faults() -> Iterator[Fault]:
+    for stage in Stage:
+        if not fleet.loads(stage):
+            yield Fault(
+                name=f"{stage}_worker",
+                message=f"No {stage} worker was seen for {fleet.ALIVE_SECONDS:g} s; its "
+                f"documents wait. Start one: rag-service worker {stage}",
+            )
+
+
+def _maintenance_faults(lease_seconds: float) -> Iterator[Fault]:
+    with begin() as connection:
+        seen = fleet.maintenance_seen(connection)
+    if seen is not None and (datetime.now(UTC) - seen).total_seconds() <= lease_seconds:
+        return
+    yield Fault(
+        name="maintenance",
+        message="Maintenance was not seen lately; lost work is not taken up again. "
+        "Start it: rag-service worker maintenance",
+    )
+
+
+def _server_faults(url: str | None) -> Iterator[Fault]:
+    if url is None:
+        yield Fault(name="ocr_server", message="ocr.base_url is not set (GLMOCR_BASE_URL).")
+        return
+    record = servers.get(url)
+    if record is None or record.state in {ServerState.UP, ServerState.TRIAL}:
+        return
+    yield Fault(name="ocr_server", message=f"{record.state}: {record.message}")

@@ -1,0 +1,321 @@
+"""Reads documents and pages for people: one, a page of a listing, progress. Used by the API."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, Select, and_, case, func, literal, select, tuple_
+from sqlalchemy.orm import Session, aliased
+from sqlalchemy.sql import ColumnElement
+
+from rag_service.knowledgebase.engine import get_engine
+from rag_service.knowledgebase.fleet import alive
+from rag_service.knowledgebase.leases import server_is_out
+from rag_service.knowledgebase.models import Document, Page, Run, WorkerRow
+from rag_service.knowledgebase.views import (
+    CostView,
+    DocumentView,
+    ErrorView,
+    PageCounts,
+    PageView,
+    RunView,
+    WarningView,
+)
+from rag_service.states import TERMINAL, PageState, RunState, Stage, WaitingFor
+
+# The run whose status and pages are shown, and the newest one.
+_Shown = aliased(Run, name="shown")
+_Latest = aliased(Run, name="latest")
+_WARNINGS_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which documents a listing shows; `after` is the last one of the listing's page before."""
+
+    status: RunState | None = None
+    collection: str | None = None
+    error: str | None = None
+    after: tuple[datetime, str] | None = None
+
+
+def get_document(document_id: str, server: str | None) -> DocumentView | None:
+    """One document, or None where it is unknown or deleted.
+
+    `server` is the OCR server in use: an outage of it is a reason to wait.
+    """
+    with Session(get_engine()) as session:
+        views = _views(session, _documents(server).where(Document.id == document_id))
+        return views[0] if views else None
+
+
+def list_documents(chosen: Filter, limit: int, server: str | None) -> list[DocumentView]:
+    """A page of the listing, newest first."""
+    query = _documents(server)
+    status = func.coalesce(_Shown.state, _Latest.state)
+    if chosen.status:
+        query = query.where(status == chosen.status)
+    if chosen.collection:
+        query = query.where(Document.collection == chosen.collection)
+    if chosen.error:
+        query = query.where(_Latest.error_code == chosen.error)
+    if chosen.after:
+        place = tuple_(Document.created_at, Document.id)
+        query = query.where(place < tuple_(*(literal(value) for value in chosen.after)))
+    query = query.order_by(Document.created_at.desc(), Document.id.desc()).limit(limit)
+    with Session(get_engine()) as session:
+        return _views(session, query)
+
+
+def _documents(server: str | None) -> Select[Any]:
+    newest = (
+        select(func.max(Run.number))
+        .where(Run.document_id == Document.id)
+        .correlate(Document)
+        .scalar_subquery()
+    )
+    return (
+        select(
+            Document,
+            _Shown,
+            _Latest,
+            _waiting_for(server).label("waiting_for"),
+            _queue_position().label("queue_position"),
+            func.clock_timestamp().label("now"),
+        )
+        .select_from(Document)
+        .join(_Latest, and_(_Latest.document_id == Document.id, _Latest.number == newest))
+        .outerjoin(_Shown, _Shown.id == Document.current_run_id)
+        .where(Document.deleted_at.is_(None))
+    )
+
+
+def _waiting_for(server: str | None) -> ColumnElement[str | None]:
+    """Why the newest run waits; null where it is held or has ended."""
+    worker = select(WorkerRow.id).where(alive(), WorkerRow.stage == _stage()).correlate(_Latest)
+    whens: list[tuple[ColumnElement[bool], Any]] = [
+        (_Latest.state.not_in([Stage.PREPARE.waiting, Stage.OCR.waiting]), None),
+    ]
+    if server:
+        out = and_(_Latest.state == Stage.OCR.waiting, server_is_out(server, _Latest.id))
+        whens.append((out, WaitingFor.OCR_SERVER.value))
+    whens += [
+        (_Latest.retry_at > func.now(), WaitingFor.RETRY.value),
+        (~worker.exists(), WaitingFor.WORKER.value),
+    ]
+    return case(*whens, else_=WaitingFor.QUEUE.value)
+
+
+def _stage() -> ColumnElement[str]:
+    return case(
+        (_Latest.state == Stage.PREPARE.waiting, Stage.PREPARE.value), else_=Stage.OCR.value
+    )
+
+
+def _queue_position() -> ColumnElement[int]:
+    """The newest run's place in its stage's order, from 1; null where it does not wait."""
+    other = aliased(Run)
+    ahead = (
+        select(func.count() + 1)
+        .where(
+            other.state == _Latest.state,
+            tuple_(other.priority, other.created_at, other.id)
+            < tuple_(_Latest.priority, _Latest.created_at, _Latest.id),
+        )
+        .correlate(_Latest)
+        .scalar_subquery()
+    )
+    waits = _Latest.state.in_([Stage.PREPARE.waiting, Stage.OCR.waiting])
+    return case((waits, ahead), else_=None)
+
+
+def _views(session: Session, query: Select[Any]) -> list[DocumentView]:
+    rows = session.execute(query).all()
+    run_ids = {run.id for row in rows for run in (_shown(row), row.latest)}
+    counts = _page_counts(session, run_ids)
+    warnings = _page_warnings(session, {_shown(row).id for row in rows})
+    return [_view(row, counts, warnings) for row in rows]
+
+
+def _shown(row: Row[Any]) -> Run:
+    run: Run = row.shown or row.latest
+    return run
+
+
+def _page_counts(session: Session, run_ids: set[str]) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    query = (
+        select(Page.run_id, Page.state, func.count())
+        .where(Page.run_id.in_(run_ids))
+        .group_by(Page.run_id, Page.state)
+    )
+    for run_id, state, count in session.execute(query):
+        counts[run_id][state] = count
+    return counts
+
+
+def _page_warnings(session: Session, run_ids: set[str]) -> dict[str, list[WarningView]]:
+    warnings: dict[str, list[WarningView]] = defaultdict(list)
+    query = (
+        select(Page.run_id, Page.number, Page.warnings)
+        .where(Page.run_id.in_(run_ids), func.jsonb_array_length(Page.warnings) > 0)
+        .order_by(Page.run_id, Page.number)
+        .limit(_WARNINGS_SHOWN)
+    )
+    for run_id, number, found in session.execute(query):
+        warnings[run_id] += [WarningView.model_validate(w | {"page": number}) for w in found]
+    return warnings
+
+
+def _view(
+    row: Row[Any], counts: dict[str, Counter[str]], warnings: dict[str, list[WarningView]]
+) -> DocumentView:
+    document, run, latest = row.Document, _shown(row), row.latest
+    latest_pages = _counts(counts[latest.id], latest.page_count)
+    return DocumentView(
+        id=document.id,
+        filename=document.filename,
+        collection=document.collection,
+        sha256=document.sha256,
+        bytes=document.bytes,
+        media_type=document.media_type,
+        status=RunState(run.state),
+        incomplete=run.state == RunState.FAILED and document.current_run_id == run.id,
+        latest_run=RunView(
+            id=latest.id,
+            status=RunState(latest.state),
+            error=_error(latest),
+            pages=latest_pages,
+        ),
+        waiting_for=row.waiting_for,
+        queue_position=row.queue_position,
+        parser=run.parser,
+        ocr=run.ocr,
+        pages=_counts(counts[run.id], run.page_count),
+        eta_seconds=_eta(latest, latest_pages, row.now),
+        error=_error(run),
+        warnings=[WarningView.model_validate(w) for w in run.warnings] + warnings[run.id],
+        cost=CostView(),
+        created_at=document.created_at,
+        started_at=run.started_at,
+        finished_at=run.finished_at,
+        wait_seconds=_seconds(run.created_at, run.started_at or row.now),
+        run_seconds=_seconds(run.started_at, run.finished_at or row.now),
+    )
+
+
+def _error(holder: Run | Page) -> ErrorView | None:
+    if holder.error_code is None:
+        return None
+    return ErrorView(
+        code=holder.error_code,
+        message=holder.error_message or "",
+        retryable=bool(holder.error_retryable),
+    )
+
+
+def _counts(counts: Counter[str], total: int | None) -> PageCounts:
+    done = {state: n for state, n in counts.items() if state != PageState.PENDING}
+    return PageCounts(total=total, done=sum(done.values()), **done)
+
+
+def _seconds(start: datetime | None, end: datetime) -> float | None:
+    return round((end - start).total_seconds(), 3) if start else None
+
+
+def _eta(run: Run, pages: PageCounts, now: datetime) -> float | None:
+    """Seconds until the run ends at the rate of its pages so far; None where nothing tells."""
+    if run.state in TERMINAL or not pages.total or not pages.done:
+        return None
+    worked = run.worked_seconds
+    if run.held_since is not None:
+        worked += (now - run.held_since).total_seconds()
+    return round(worked / pages.done * (pages.total - pages.done), 1)
+
+
+def shown_run_id(document_id: str) -> str | None:
+    """The run whose pages answer for the document: the current one, else the newest."""
+    newest = (
+        select(Run.id)
+        .where(Run.document_id == Document.id)
+        .order_by(Run.number.desc())
+        .limit(1)
+        .correlate(Document)
+        .scalar_subquery()
+    )
+    query = select(func.coalesce(Document.current_run_id, newest)).where(
+        Document.id == document_id, Document.deleted_at.is_(None)
+    )
+    with Session(get_engine()) as session:
+        return session.scalar(query)
+
+
+def list_pages(run_id: str, *, after: int = 0, limit: int = 500) -> list[PageView]:
+    """Pages of a run in order, from the one after `after`."""
+    query = (
+        select(Page)
+        .where(Page.run_id == run_id, Page.number > after)
+        .order_by(Page.number)
+        .limit(limit)
+    )
+    with Session(get_engine()) as session:
+        return [_page_view(page) for page in session.scalars(query)]
+
+
+def get_page(run_id: str, number: int) -> PageView | None:
+    """One page of a run."""
+    found = list_pages(run_id, after=number - 1, limit=1)
+    return found[0] if found and found[0].number == number else None
+
+
+def _page_view(page: Page) -> PageView:
+    return PageView(
+        number=page.number,
+        plan=page.plan,
+        plan_reason=page.plan_reason,
+        status=PageState(page.state),
+        markdown=page.markdown,
+        width_pt=page.width_pt,
+        height_pt=page.height_pt,
+        parser=page.parser,
+        parser_version=page.parser_version,
+        engine=page.engine,
+        model=page.model,
+        dpi=page.dpi,
+        finish_reason=page.finish_reason,
+        prompt_tokens=page.prompt_tokens,
+        completion_tokens=page.completion_tokens,
+        seconds=page.seconds,
+        reused=page.reused,
+        error=_error(page),
+        warnings=[WarningView.model_validate(w | {"page": page.number}) for w in page.warnings],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a document's bytes are."""
+
+    key: str
+    media_type: str
+    filename: str
+
+
+def get_source(document_id: str) -> Source | None:
+    """The stored bytes of an undeleted document."""
+    query = select(Document.source_key, Document.media_type, Document.filename).where(
+        Document.id == document_id, Document.deleted_at.is_(None)
+    )
+    with Session(get_engine()) as session:
+        row = session.execute(query).one_or_none()
+    return Source(*row) if row else None
+
+
+def state_counts() -> dict[str, int]:
+    """Runs by state, for metrics."""
+    query = select(Run.state, func.count()).group_by(Run.state)
+    with Session(get_engine()) as session:
+        return {state: count for state, count in session.execute(query)}

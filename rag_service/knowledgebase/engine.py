@@ -1,0 +1,100 @@
+"""One database engine a process, made on first use and never carried over a fork."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection as Connection
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import SQLAlchemyError as DatabaseError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from rag_service.errors import ConfigurationError, ServiceUnreachable
+from rag_service.settings import Settings, get_settings
+
+# The names of SQLAlchemy that the rest of the project may know.
+__all__ = ["Connection", "DatabaseError", "begin", "get_engine", "is_outage", "ping"]
+
+_engines: dict[int, Engine] = {}
+# Connections that a process may open for a while beyond its pool.
+_OVERFLOW = 20
+
+
+def get_engine() -> Engine:
+    """This process's engine; a fork gets its own, its parent's is left alone."""
+    pid = os.getpid()
+    if pid not in _engines:
+        # A parent's connections are not ours to close: forget them without a goodbye.
+        for engine in _engines.values():
+            engine.dispose(close=False)
+        _engines.clear()
+        _engines[pid] = make_engine(get_settings())
+    return _engines[pid]
+
+
+def database_url(settings: Settings) -> str:
+    """The URL with the driver we ship; ConfigurationError where none is set."""
+    if settings.database.url is None:
+        raise ConfigurationError(
+            "database.url is not set: set DATABASE_URL, or use `rag-service up` or "
+            "`rag-service run`, which start a PostgreSQL of their own."
+        )
+    url = settings.database.url.get_secret_value()
+    scheme, _, rest = url.partition("://")
+    if scheme in {"postgres", "postgresql"}:
+        return f"postgresql+psycopg://{rest}"
+    if scheme != "postgresql+psycopg":
+        raise ConfigurationError(f"database.url: {scheme}:// is not PostgreSQL (DATABASE_URL).")
+    return url
+
+
+def make_engine(settings: Settings) -> Engine:
+    """A pooled engine whose dead connections are noticed before use."""
+    timeout = max(1, int(settings.database.connect_timeout))
+    return create_engine(
+        database_url(settings),
+        pool_size=settings.database.pool_size,
+        max_overflow=_OVERFLOW,
+        pool_pre_ping=True,
+        # Documents' text does not belong in logs.
+        hide_parameters=True,
+        connect_args={
+            "connect_timeout": timeout,
+            "application_name": "rag_service",
+            "options": "-c timezone=UTC -c lock_timeout=30s",
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+        },
+    )
+
+
+def most_connections(settings: Settings) -> int:
+    """How many threads of a process can use the database at the same time."""
+    return settings.database.pool_size + _OVERFLOW
+
+
+@contextmanager
+def begin() -> Iterator[Connection]:
+    """A transaction on this process's engine."""
+    with get_engine().begin() as connection:
+        yield connection
+
+
+def is_outage(error: DatabaseError) -> bool:
+    """Whether PostgreSQL was away or had no connection free: the same call may succeed later."""
+    if isinstance(error, InterfaceError | OperationalError | PoolTimeout):
+        return True
+    return isinstance(error, DBAPIError) and error.connection_invalidated
+
+
+def ping() -> None:
+    """Raise ServiceUnreachable where PostgreSQL does not answer."""
+    try:
+        with get_engine().connect() as connection:
+            connection.execute(text("SELECT 1"))
+    except OperationalError as error:
+        raise ServiceUnreachable(f"PostgreSQL does not answer: {error.orig}") from error

@@ -1,0 +1,280 @@
+"""Who works on which run: claim, renew, release, crash and expiry. Used by workers and maintenance.
+
+All times are the database's. Every claim raises the run's epoch; a write that carries an older
+epoch changes nothing and raises LeaseLost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Row, case, exists, func, or_, select, update
+from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.sql import ColumnElement
+
+from rag_service.errors import LeaseLost, WorkerCrashed
+from rag_service.knowledgebase.endings import end_run
+from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.models import Document, OcrServer, Page, Run
+from rag_service.settings import Lease
+from rag_service.states import HELD, PageState, Priority, RunState, ServerState, Stage
+
+_UNCLAIMED = {
+    "lease_worker": None,
+    "lease_task": None,
+    "lease_expires_at": None,
+    "held_since": None,
+}
+_WORKED = Run.worked_seconds + func.coalesce(
+    func.extract("epoch", func.clock_timestamp() - Run.held_since), 0.0
+)
+# Where a run that is let go waits for its next worker.
+_WAITING_AGAIN = case(
+    (Run.state == RunState.PREPARING, RunState.QUEUED.value),
+    (Run.state == RunState.OCR, RunState.READY.value),
+    (Run.ready_at.is_(None), RunState.QUEUED.value),
+    else_=RunState.READY.value,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A fork that asks for work, and how many forks its worker has."""
+
+    worker: str
+    task: str
+    forks: int
+
+    @property
+    def bulk_limit(self) -> int:
+        """Forks that bulk runs may hold: one of several is kept for interactive ones."""
+        return max(1, self.forks - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRun:
+    """A run that a fork holds, with what it needs to work on it."""
+
+    id: str
+    epoch: int
+    document_id: str
+    filename: str
+    media_type: str
+    source_key: str
+    parser: str
+    model: str
+    ocr: str
+    dpi: int
+    fingerprint: str
+    reuse_pages: bool
+    page_count: int | None
+    worked_seconds: float
+
+
+def claim(
+    stage: Stage, claimant: Claimant, lease: Lease, *, server: str | None
+) -> ClaimedRun | None:
+    """The best run of the stage that this fork may have, or None.
+
+    `server` is the OCR server the fork would use: while it is out, only the run chosen to try
+    it may be claimed.
+    """
+    with begin() as connection:
+        # Two forks of one worker must not both take the last bulk place.
+        connection.execute(select(func.pg_advisory_xact_lock(_lock_key(claimant.worker))))
+        chosen = (
+            select(Run.id)
+            .where(claimable(stage, server))
+            .order_by(Run.priority, Run.created_at, Run.id)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
+        if bulk_held(connection, claimant.worker) >= claimant.bulk_limit:
+            chosen = chosen.where(Run.priority < Priority.BULK)
+        run_id = connection.scalar(chosen)
+        return _take(connection, run_id, stage, claimant, lease) if run_id else None
+
+
+def claimable(stage: Stage, server: str | None) -> ColumnElement[bool]:
+    """The condition under which a run may be claimed for the stage now."""
+    condition = (Run.state == stage.waiting) & or_(
+        Run.retry_at.is_(None), Run.retry_at <= func.now()
+    )
+    if stage is Stage.OCR and server is not None:
+        condition &= ~server_is_out(server, Run.id)
+    return condition
+
+
+def server_is_out(server: str, run_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """Whether an outage of the OCR server keeps this run waiting."""
+    return exists().where(
+        OcrServer.url == server,
+        OcrServer.state != ServerState.UP,
+        OcrServer.trial_run_id.is_distinct_from(run_id),
+    )
+
+
+def bulk_held(connection: Connection, worker: str) -> int:
+    """Bulk runs that a worker's forks hold now."""
+    count = select(func.count()).where(
+        Run.lease_worker == worker, Run.state.in_(HELD), Run.priority >= Priority.BULK
+    )
+    return connection.scalar(count) or 0
+
+
+def _lock_key(worker: str) -> ColumnElement[int]:
+    return func.hashtextextended("claim:" + worker, 0)
+
+
+def _take(
+    connection: Connection, run_id: str, stage: Stage, claimant: Claimant, lease: Lease
+) -> ClaimedRun:
+    taken = (
+        update(Run)
+        .where(Run.id == run_id, Document.id == Run.document_id)
+        .values(
+            state=stage.working,
+            epoch=Run.epoch + 1,
+            retry_at=None,
+            lease_worker=claimant.worker,
+            lease_task=claimant.task,
+            lease_expires_at=_from_now(lease.seconds),
+            held_since=func.clock_timestamp(),
+            started_at=func.coalesce(Run.started_at, func.now()),
+        )
+        .returning(Run, Document.filename, Document.media_type, Document.source_key)
+    )
+    return _claimed(connection.execute(taken).one())
+
+
+def _claimed(row: Row[*tuple[Any, ...]]) -> ClaimedRun:
+    return ClaimedRun(
+        id=row.id,
+        epoch=row.epoch,
+        document_id=row.document_id,
+        filename=row.filename,
+        media_type=row.media_type,
+        source_key=row.source_key,
+        parser=row.parser,
+        model=row.model,
+        ocr=row.ocr,
+        dpi=row.dpi,
+        fingerprint=row.fingerprint,
+        reuse_pages=row.reuse_pages,
+        page_count=row.page_count,
+        worked_seconds=row.worked_seconds,
+    )
+
+
+def _from_now(seconds: float) -> ColumnElement[object]:
+    return func.clock_timestamp() + timedelta(seconds=seconds)
+
+
+def renew(run: ClaimedRun, lease: Lease) -> bool:
+    """Extend the claim; False where it is ours no longer."""
+    with begin() as connection:
+        renewed = connection.execute(
+            update(Run).where(ours(run)).values(lease_expires_at=_from_now(lease.seconds))
+        )
+        return renewed.rowcount == 1
+
+
+def ours(run: ClaimedRun) -> ColumnElement[bool]:
+    """The condition that fences a write: the run is held under this very claim."""
+    return (Run.id == run.id) & (Run.epoch == run.epoch) & Run.state.in_(HELD)
+
+
+def fence(connection: Connection, run: ClaimedRun, **values: object) -> None:
+    """Write to the run's row under its claim, and hold the row until the transaction ends.
+
+    Raises LeaseLost where the claim is gone.
+    """
+    written = connection.execute(update(Run).where(ours(run)).values(**values))
+    if written.rowcount != 1:
+        raise LeaseLost()
+
+
+def release(run: ClaimedRun, *, retry_in: float | None = None) -> bool:
+    """Give the run back without blame; it may be claimed again after `retry_in` seconds."""
+    values: dict[str, object] = {"retry_at": _from_now(retry_in) if retry_in else None}
+    with begin() as connection:
+        return len(_let_go(connection, ours(run), values)) == 1
+
+
+def release_worker(worker: str) -> int:
+    """Give back everything that a worker which is shutting down still holds, without blame."""
+    with begin() as connection:
+        return len(_let_go(connection, _held_by(worker)))
+
+
+def release_crashed(worker: str, task: str, lease: Lease) -> bool:
+    """Give back the run of a lost child and count the crash; at the limit the run fails."""
+    held = _held_by(worker) & (Run.lease_task == task)
+    return _release_counted(held, {"crashes": Run.crashes + 1}, lease) > 0
+
+
+def release_expired(lease: Lease) -> int:
+    """Give back runs whose owner was not heard from in time; at the limit they fail.
+
+    Nothing expires within a lease's time of PostgreSQL's own start: nobody could renew before.
+    """
+    expired = (
+        Run.state.in_(HELD)
+        & (Run.lease_expires_at < func.clock_timestamp())
+        & (func.pg_postmaster_start_time() < _from_now(-lease.seconds))
+    )
+    return _release_counted(expired, {"expiries": Run.expiries + 1}, lease)
+
+
+def _held_by(worker: str) -> ColumnElement[bool]:
+    return (Run.lease_worker == worker) & Run.state.in_(HELD)
+
+
+def _release_counted(
+    condition: ColumnElement[bool], values: dict[str, object], lease: Lease
+) -> int:
+    with begin() as connection:
+        released = _let_go(connection, condition, values)
+        for row in released:
+            if row.crashes >= lease.crash_limit or row.expiries >= lease.expiry_limit:
+                _quarantine(connection, row)
+        return len(released)
+
+
+def _let_go(
+    connection: Connection, condition: ColumnElement[bool], values: dict[str, object] | None = None
+) -> list[Row[*tuple[Any, ...]]]:
+    # SKIP LOCKED: a row that its owner is writing to at this moment is alive.
+    locked = select(Run.id).where(condition).with_for_update(skip_locked=True)
+    released = (
+        update(Run)
+        .where(Run.id.in_(locked.scalar_subquery()))
+        .values(state=_WAITING_AGAIN, worked_seconds=_WORKED, **_UNCLAIMED, **(values or {}))
+        .returning(Run.id, Run.epoch, Run.crashes, Run.expiries)
+    )
+    return list(connection.execute(released).all())
+
+
+def _quarantine(connection: Connection, row: Row[*tuple[Any, ...]]) -> None:
+    in_hand = select(Page.number).where(
+        Page.run_id == row.id, Page.state == PageState.PENDING, Page.hand_epoch == row.epoch
+    )
+    pages = sorted(connection.scalars(in_hand))
+    where = f"pages in hand: {', '.join(map(str, pages))}" if pages else "no page was in hand"
+    lost = f"{row.crashes} crashes" if row.crashes else f"{row.expiries} expired leases"
+    error = WorkerCrashed(f"{WorkerCrashed().message} ({lost}; {where})")
+    end_run(connection, row.id, RunState.FAILED, error)
+
+
+def holds(run: ClaimedRun) -> bool:
+    """Whether the claim still stands."""
+    with begin() as connection:
+        return connection.scalar(select(Run.id).where(ours(run))) is not None
+
+
+def require(run: ClaimedRun) -> None:
+    """Raise LeaseLost where the claim does not stand any more."""
+    if not holds(run):
+        raise LeaseLost()

@@ -1,0 +1,215 @@
+"""The tables. Rows are written only through the other modules of this package."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    ForeignKey,
+    Index,
+    MetaData,
+    SmallInteger,
+    Text,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from rag_service.states import TERMINAL, PageState, RunState
+
+
+def new_id() -> str:
+    """A fresh identifier: 32 hexadecimal digits."""
+    return uuid.uuid4().hex
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012
+        str: Text,
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB,
+        list[dict[str, Any]]: JSONB,
+    }
+
+
+_TERMINAL_SQL = "(" + ", ".join(f"'{state}'" for state in sorted(TERMINAL)) + ")"
+
+
+class Document(Base):
+    """A file with a sha256 in a collection; the final record of what became of it."""
+
+    __tablename__ = "documents"
+    __table_args__ = (
+        Index(
+            "uq_documents_content",
+            "collection",
+            "sha256",
+            unique=True,
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+        Index("ix_documents_created", "created_at", "id"),
+        Index("ix_documents_sha256", "sha256"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    collection: Mapped[str]
+    sha256: Mapped[str]
+    filename: Mapped[str]
+    media_type: Mapped[str]
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    # Key in the document store: shared by sha256, or a decrypted copy of this document's own.
+    source_key: Mapped[str]
+    current_run_id: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    deleted_at: Mapped[datetime | None]
+
+
+class Run(Base):
+    """One parse of a document: what to do, who holds it, how it ended."""
+
+    __tablename__ = "runs"
+    __table_args__ = (
+        Index(
+            "uq_runs_active",
+            "document_id",
+            unique=True,
+            postgresql_where=text(f"state NOT IN {_TERMINAL_SQL}"),
+        ),
+        Index(
+            "ix_runs_claim",
+            "state",
+            "priority",
+            "created_at",
+            "id",
+            postgresql_where=text(f"state NOT IN {_TERMINAL_SQL}"),
+        ),
+        Index("ix_runs_document", "document_id", "number"),
+        Index("ix_runs_error", "error_code", postgresql_where=text("error_code IS NOT NULL")),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    state: Mapped[str] = mapped_column(default=RunState.QUEUED)
+
+    # What was asked for. The fingerprint is a digest of parser, model, ocr mode and options.
+    parser: Mapped[str]
+    model: Mapped[str]
+    ocr: Mapped[str]
+    dpi: Mapped[int]
+    fingerprint: Mapped[str]
+    priority: Mapped[int] = mapped_column(SmallInteger)
+    reuse_pages: Mapped[bool] = mapped_column(default=True)
+
+    # Not to be claimed before this time.
+    retry_at: Mapped[datetime | None]
+
+    # The claim. The epoch grows with every claim and fences late writers.
+    epoch: Mapped[int] = mapped_column(default=0)
+    lease_worker: Mapped[str | None]
+    lease_task: Mapped[str | None]
+    lease_expires_at: Mapped[datetime | None]
+    held_since: Mapped[datetime | None]
+    crashes: Mapped[int] = mapped_column(default=0)
+    expiries: Mapped[int] = mapped_column(default=0)
+    # Seconds that forks have held it, for the document's time limit.
+    worked_seconds: Mapped[float] = mapped_column(default=0.0)
+
+    page_count: Mapped[int | None]
+    warnings: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
+    error_code: Mapped[str | None]
+    error_message: Mapped[str | None]
+    error_retryable: Mapped[bool | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    started_at: Mapped[datetime | None]
+    ready_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class Page(Base):
+    """A page of a run: the unit of storage, progress, resume and repair."""
+
+    __tablename__ = "pages"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    plan: Mapped[str]
+    plan_reason: Mapped[str] = mapped_column(default="")
+    state: Mapped[str] = mapped_column(default=PageState.PENDING)
+    width_pt: Mapped[float]
+    height_pt: Mapped[float]
+    markdown: Mapped[str] = mapped_column(default="")
+
+    finish_reason: Mapped[str | None]
+    prompt_tokens: Mapped[int | None]
+    completion_tokens: Mapped[int | None]
+    seconds: Mapped[float | None]
+    engine: Mapped[str | None]
+    model: Mapped[str | None]
+    parser: Mapped[str | None]
+    parser_version: Mapped[str | None]
+    dpi: Mapped[float | None]
+    fingerprint: Mapped[str]
+    reused: Mapped[bool] = mapped_column(default=False)
+
+    # The epoch of the claim under which the page was sent out; pages in hand when it is the run's.
+    hand_epoch: Mapped[int | None]
+    # Failed tries of the page beyond one retry schedule.
+    tries: Mapped[int] = mapped_column(default=0)
+    retry_at: Mapped[datetime | None]
+    warnings: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
+    error_code: Mapped[str | None]
+    error_message: Mapped[str | None]
+    error_retryable: Mapped[bool | None]
+    stored_at: Mapped[datetime | None]
+
+
+class OcrServer(Base):
+    """What is known of an OCR server, shared by all workers."""
+
+    __tablename__ = "ocr_servers"
+
+    url: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    message: Mapped[str] = mapped_column(default="")
+    down_since: Mapped[datetime | None]
+    last_success_at: Mapped[datetime | None]
+    # The one run that may try the server with one page before all others go on.
+    trial_run_id: Mapped[str | None]
+
+
+class WorkerRow(Base):
+    """A worker's main process, alive while it is seen; counts the forks that may claim."""
+
+    __tablename__ = "workers"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    stage: Mapped[str]
+    forks: Mapped[int]
+    seen_at: Mapped[datetime]
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class MaintenanceLease(Base):
+    """One row: who holds maintenance, fenced by an epoch like any lease."""
+
+    __tablename__ = "maintenance_lease"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    holder: Mapped[str]
+    epoch: Mapped[int]
+    expires_at: Mapped[datetime]
+    seen_at: Mapped[datetime]

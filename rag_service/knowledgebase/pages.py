@@ -1,0 +1,224 @@
+"""Pages of runs: planned, taken in hand, stored as they end, reused. Used by workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Boolean, Connection, bindparam, case, func, literal, select, update
+from sqlalchemy.dialects.postgresql import Insert
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from rag_service.errors import RagServiceError
+from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.leases import ClaimedRun, fence
+from rag_service.knowledgebase.models import Page, Run
+from rag_service.knowledgebase.text import clean, clean_tree
+from rag_service.states import GOOD, PageState
+
+_PROGRESS = {"crashes": 0, "expiries": 0}
+# Columns that a reused page does not take over from the run it comes from.
+_OWN = frozenset({"run_id", "reused", "hand_epoch", "tries", "retry_at", "plan_reason"})
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One page as prepare leaves it: done (native, blank, no_text, failed) or pending for OCR."""
+
+    number: int
+    plan: str
+    plan_reason: str
+    state: PageState
+    width_pt: float
+    height_pt: float
+    markdown: str = ""
+    warnings: Sequence[dict[str, Any]] = ()
+    error: RagServiceError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPage:
+    """The outcome of one page that was read."""
+
+    number: int
+    state: PageState
+    markdown: str
+    columns: dict[str, Any]
+    warnings: Sequence[dict[str, Any]] = ()
+    error: RagServiceError | None = None
+    retry_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPage:
+    """A page that remains to be read."""
+
+    number: int
+    tries: int
+    waits: bool
+
+
+def store_plan(run: ClaimedRun, rows: Iterable[PlannedRow]) -> None:
+    """Store planned pages in one transaction; a page planned before keeps what it has.
+
+    Raises LeaseLost.
+    """
+    values = [_plan_values(run, row) for row in rows]
+    with begin() as connection:
+        fence(connection, run, **_PROGRESS)
+        if values:
+            connection.execute(_planned_insert(values[0]), values)
+
+
+def _planned_insert(example: dict[str, Any]) -> Insert:
+    """One statement for many rows; the time of storing is the database's."""
+    columns: dict[str, Any] = {name: bindparam(name) for name in example if name != "is_done"}
+    columns["stored_at"] = case((bindparam("is_done", type_=Boolean), func.now()), else_=None)
+    return upsert(Page).values(columns).on_conflict_do_nothing()
+
+
+def _plan_values(run: ClaimedRun, row: PlannedRow) -> dict[str, Any]:
+    return {
+        "run_id": run.id,
+        "number": row.number,
+        "plan": row.plan,
+        "plan_reason": row.plan_reason,
+        "state": row.state,
+        "width_pt": row.width_pt,
+        "height_pt": row.height_pt,
+        "markdown": clean(row.markdown),
+        "parser": run.parser,
+        "fingerprint": run.fingerprint,
+        "warnings": clean_tree(row.warnings),
+        "is_done": row.state is not PageState.PENDING,
+        **_error_values(row.error),
+    }
+
+
+def _error_values(error: RagServiceError | None) -> dict[str, Any]:
+    if error is None:
+        return {"error_code": None, "error_message": None, "error_retryable": None}
+    return {
+        "error_code": error.code,
+        "error_message": clean(error.message),
+        "error_retryable": error.retryable,
+    }
+
+
+def planned_numbers(run: ClaimedRun) -> set[int]:
+    """Pages that are planned already, by an earlier claim or by reuse."""
+    with begin() as connection:
+        return set(connection.scalars(select(Page.number).where(Page.run_id == run.id)))
+
+
+def pending(run: ClaimedRun) -> list[PendingPage]:
+    """Pages that remain, in order; `waits` where the page's later try is not due yet."""
+    query = (
+        select(Page.number, Page.tries, Page.retry_at > func.clock_timestamp())
+        .where(Page.run_id == run.id, Page.state == PageState.PENDING)
+        .order_by(Page.number)
+    )
+    with begin() as connection:
+        return [PendingPage(n, t, bool(w)) for n, t, w in connection.execute(query)]
+
+
+def seconds_until_due(run: ClaimedRun) -> float:
+    """Seconds until the first waiting page may be tried again; 0 where one may be now."""
+    due = func.extract("epoch", func.min(Page.retry_at) - func.clock_timestamp())
+    query = select(due).where(Page.run_id == run.id, Page.state == PageState.PENDING)
+    with begin() as connection:
+        return max(0.0, float(connection.scalar(query) or 0.0))
+
+
+def take_in_hand(run: ClaimedRun, number: int) -> None:
+    """Note that the page is about to be sent under this claim. Raises LeaseLost."""
+    with begin() as connection:
+        fence(connection, run, epoch=Run.epoch)
+        connection.execute(
+            update(Page)
+            .where(Page.run_id == run.id, Page.number == number)
+            .values(hand_epoch=run.epoch)
+        )
+
+
+def store(run: ClaimedRun, page: StoredPage) -> None:
+    """Store a page's outcome; a done page is progress and clears the run's crash counts.
+
+    Raises LeaseLost.
+    """
+    again = page.retry_in is not None
+    values = {
+        **page.columns,
+        **_error_values(page.error),
+        "state": PageState.PENDING if again else page.state,
+        "markdown": clean(page.markdown),
+        "warnings": Page.warnings.op("||")(literal(clean_tree(page.warnings), Page.warnings.type)),
+        "hand_epoch": None,
+        "tries": Page.tries + 1 if again else Page.tries,
+        "retry_at": _due(page.retry_in),
+        "parser": run.parser,
+        "stored_at": None if again else func.clock_timestamp(),
+    }
+    with begin() as connection:
+        fence(connection, run, **({"epoch": Run.epoch} if again else _PROGRESS))
+        connection.execute(
+            update(Page)
+            .where(
+                Page.run_id == run.id,
+                Page.number == page.number,
+                Page.state == PageState.PENDING,
+            )
+            .values(**values)
+        )
+
+
+def _due(retry_in: float | None) -> Any:
+    return None if retry_in is None else func.clock_timestamp() + timedelta(seconds=retry_in)
+
+
+def reuse(run: ClaimedRun) -> int:
+    """Copy good pages with the same fingerprint from the document's earlier runs; how many.
+
+    Of several, the newest run's. A native or blank page is the same whatever reads scans, so
+    its fingerprint is the run's too. Raises LeaseLost.
+    """
+    names = [column.name for column in Page.__table__.columns if column.name not in _OWN]
+    candidates = (
+        select(*(getattr(Page, name) for name in names))
+        .distinct(Page.number)
+        .join(Run, Run.id == Page.run_id)
+        .where(
+            Run.document_id == run.document_id,
+            Run.id != run.id,
+            Page.fingerprint == run.fingerprint,
+            Page.state.in_(GOOD),
+        )
+        .order_by(Page.number, Run.number.desc())
+        .subquery()
+    )
+    rows = select(
+        literal(run.id),
+        literal(True),
+        literal("reused"),
+        *(candidates.c[name] for name in names),
+    )
+    with begin() as connection:
+        fence(connection, run, **_PROGRESS)
+        copied = connection.execute(
+            upsert(Page)
+            .from_select(["run_id", "reused", "plan_reason", *names], rows)
+            .on_conflict_do_nothing()
+        )
+        return copied.rowcount
+
+
+def failed_numbers(connection: Connection, run_id: str) -> list[int]:
+    """Pages of a run that failed, in order."""
+    query = (
+        select(Page.number)
+        .where(Page.run_id == run_id, Page.state == PageState.FAILED)
+        .order_by(Page.number)
+    )
+    return list(connection.scalars(query))

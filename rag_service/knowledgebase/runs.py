@@ -1,0 +1,164 @@
+"""Runs: made, handed to ocr, finished, failed, cancelled. Used by intake and workers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Select, func, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from rag_service.errors import AlreadyActive, LeaseLost, PagesFailed, RagServiceError
+from rag_service.knowledgebase.endings import end_run
+from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.leases import ClaimedRun, claimable, fence
+from rag_service.knowledgebase.models import Document, Page, Run, new_id
+from rag_service.knowledgebase.pages import failed_numbers
+from rag_service.knowledgebase.text import clean_tree
+from rag_service.states import TERMINAL, PageState, RunState, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a document is to be read. Two runs with equal options may share pages."""
+
+    parser: str
+    model: str
+    ocr: str
+    dpi: int
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the options; equal digests mean equal pages."""
+        canonical = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class DoorbellTarget:
+    """A run that may be claimed, named on a doorbell for the monitor's sake."""
+
+    run_id: str
+    filename: str
+
+
+def add_run(
+    connection: Connection,
+    document_id: str,
+    options: RunOptions,
+    priority: int,
+    *,
+    reuse_pages: bool = True,
+) -> str:
+    """Insert a queued run. Raises AlreadyActive: the unique index is the judge of two at once."""
+    run_id = new_id()
+    number = select(func.coalesce(func.max(Run.number), 0) + 1).where(
+        Run.document_id == document_id
+    )
+    row = insert(Run).values(
+        id=run_id,
+        document_id=document_id,
+        number=number.scalar_subquery(),
+        fingerprint=options.fingerprint,
+        priority=priority,
+        reuse_pages=reuse_pages,
+        **asdict(options),
+    )
+    try:
+        connection.execute(row)
+    except IntegrityError as error:
+        raise AlreadyActive() from error
+    return run_id
+
+
+def note_preflight(run: ClaimedRun, page_count: int, warnings: Sequence[dict[str, Any]]) -> None:
+    """Keep the document's page count and what preflight remarked. Raises LeaseLost."""
+    with begin() as connection:
+        fence(connection, run, page_count=page_count, warnings=clean_tree(warnings))
+
+
+def hand_to_ocr(run: ClaimedRun) -> None:
+    """Pages remain for OCR: let the run go to the next stage. Raises LeaseLost."""
+    with begin() as connection:
+        fence(
+            connection,
+            run,
+            state=RunState.READY,
+            ready_at=func.clock_timestamp(),
+            lease_worker=None,
+            lease_task=None,
+            lease_expires_at=None,
+            held_since=None,
+        )
+
+
+def finish(run: ClaimedRun) -> RunState:
+    """End the run by what its pages say. Raises LeaseLost, also where a cancel came first."""
+    with begin() as connection:
+        fence(connection, run, state=RunState.FINISHING)
+    with begin() as connection:
+        failed = failed_numbers(connection, run.id)
+        state = RunState.FAILED if failed else RunState.PROCESSED
+        error = pages_failed(connection, run.id, failed) if failed else None
+        if not end_run(connection, run.id, state, error, epoch=run.epoch):
+            raise LeaseLost()
+    return state
+
+
+def pages_failed(connection: Connection, run_id: str, numbers: Sequence[int]) -> RagServiceError:
+    """The error of a run with failed pages: which ones and why, in a sentence."""
+    query = (
+        select(Page.error_code, func.count(), func.min(Page.error_message))
+        .where(Page.run_id == run_id, Page.state == PageState.FAILED)
+        .group_by(Page.error_code)
+        .order_by(func.count().desc())
+    )
+    causes = [f"{count} x {code}: {message}" for code, count, message in connection.execute(query)]
+    total = connection.scalar(select(func.count()).where(Page.run_id == run_id))
+    shown = ", ".join(map(str, numbers[:20])) + (", …" if len(numbers) > 20 else "")
+    return PagesFailed(
+        f"{len(numbers)} of {total} pages could not be read (page {shown}): {'; '.join(causes)}"
+    )
+
+
+def fail(run: ClaimedRun, error: RagServiceError) -> None:
+    """End the run as failed. Raises LeaseLost."""
+    with begin() as connection:
+        if not end_run(connection, run.id, RunState.FAILED, error, epoch=run.epoch):
+            raise LeaseLost()
+
+
+def cancel(connection: Connection, document_id: str, error: RagServiceError) -> bool:
+    """Cancel the document's active run; False where there is none.
+
+    Its holder learns of it at its next renewal or write.
+    """
+    run_id = connection.scalar(active_run(document_id))
+    return run_id is not None and end_run(connection, run_id, RunState.CANCELLED, error)
+
+
+def active_run(document_id: str) -> Select[str]:
+    """The query for a document's non-terminal run."""
+    return select(Run.id).where(Run.document_id == document_id, Run.state.not_in(TERMINAL))
+
+
+def next_claimable(stage: Stage, server: str | None, limit: int) -> list[DoorbellTarget]:
+    """The runs of a stage that may be claimed now, best first."""
+    query = (
+        select(Run.id, Document.filename)
+        .join(Document, Document.id == Run.document_id)
+        .where(claimable(stage, server))
+        .order_by(Run.priority, Run.created_at, Run.id)
+        .limit(limit)
+    )
+    with begin() as connection:
+        return [DoorbellTarget(*row) for row in connection.execute(query)]
+
+
+def backlog(connection: Connection) -> int:
+    """Runs that are not terminal."""
+    count = select(func.count()).select_from(Run).where(Run.state.not_in(TERMINAL))
+    return connection.scalar(count) or 0

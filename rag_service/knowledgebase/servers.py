@@ -1,0 +1,143 @@
+"""What all workers together know of an OCR server: up, out, on trial. Used by workers, maintenance.
+
+An outage parks runs without blame. When a probe passes, one run tries the server with one page;
+its first answered page opens the door for all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from rag_service.errors import RagServiceError
+from rag_service.knowledgebase.endings import end_run
+from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.models import OcrServer, Run
+from rag_service.states import RunState, ServerState
+
+_OUT = (ServerState.DOWN, ServerState.MISCONFIGURED)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRecord:
+    """The stored state of one OCR server."""
+
+    url: str
+    state: ServerState
+    message: str
+    down_since: datetime | None
+
+
+def get(url: str) -> ServerRecord | None:
+    """The record, or None where nothing was ever sent to this server."""
+    query = select(OcrServer).where(OcrServer.url == url)
+    with begin() as connection:
+        row = connection.execute(query).one_or_none()
+    if row is None:
+        return None
+    return ServerRecord(row.url, ServerState(row.state), row.message, row.down_since)
+
+
+def mark_out(url: str, message: str, *, misconfigured: bool, since: datetime | None = None) -> None:
+    """Note an outage, unless a page was answered after `since`."""
+    state = ServerState.MISCONFIGURED if misconfigured else ServerState.DOWN
+    change = {
+        "state": state,
+        "message": message,
+        "down_since": func.coalesce(OcrServer.down_since, func.clock_timestamp()),
+        "trial_run_id": None,
+    }
+    insert = upsert(OcrServer).values(
+        url=url, state=state, message=message, down_since=func.clock_timestamp()
+    )
+    where = None
+    if since is not None:
+        where = or_(OcrServer.last_success_at.is_(None), OcrServer.last_success_at < since)
+    with begin() as connection:
+        connection.execute(
+            insert.on_conflict_do_update(index_elements=["url"], set_=change, where=where)
+        )
+
+
+def mark_answered(url: str) -> None:
+    """A page was answered: the server is up."""
+    change = {
+        "state": ServerState.UP,
+        "message": "",
+        "down_since": None,
+        "trial_run_id": None,
+        "last_success_at": func.clock_timestamp(),
+    }
+    with begin() as connection:
+        connection.execute(
+            upsert(OcrServer)
+            .values(url=url, **change)
+            .on_conflict_do_update(index_elements=["url"], set_=change)
+        )
+
+
+def answered_since(url: str, moment: datetime) -> bool:
+    """Whether any worker had a page answered after that moment."""
+    query = select(OcrServer.url).where(OcrServer.url == url, OcrServer.last_success_at > moment)
+    with begin() as connection:
+        return connection.scalar(query) is not None
+
+
+def begin_trial(url: str) -> str | None:
+    """The probe passed: let the best waiting run try one page. Returns its id.
+
+    Where no run waits the server counts as up.
+    """
+    best = (
+        select(Run.id)
+        .where(Run.state == RunState.READY)
+        .order_by(Run.priority, Run.created_at, Run.id)
+        .limit(1)
+    )
+    with begin() as connection:
+        run_id = connection.scalar(best)
+        state = ServerState.TRIAL if run_id else ServerState.UP
+        values: dict[str, object] = {"state": state, "trial_run_id": run_id}
+        if run_id is None:
+            values |= {"down_since": None, "message": ""}
+        connection.execute(
+            update(OcrServer).where(OcrServer.url == url, OcrServer.state.in_(_OUT)).values(values)
+        )
+        connection.execute(update(Run).where(Run.id == run_id).values(retry_at=None))
+    return run_id
+
+
+def end_stale_trial(url: str) -> None:
+    """A trial whose run ended, or went back to waiting elsewhere, is over: probe again."""
+    alive = select(Run.id).where(Run.state.in_([RunState.READY, RunState.OCR, RunState.FINISHING]))
+    with begin() as connection:
+        connection.execute(
+            update(OcrServer)
+            .where(
+                OcrServer.url == url,
+                OcrServer.state == ServerState.TRIAL,
+                OcrServer.trial_run_id.not_in(alive),
+            )
+            .values(state=ServerState.DOWN, trial_run_id=None)
+        )
+
+
+def fail_long_parked(url: str, limit_seconds: float, error: RagServiceError) -> int:
+    """Fail the runs that waited for the server longer than the outage limit; how many."""
+    moment = func.clock_timestamp() - timedelta(seconds=limit_seconds)
+    parked = (
+        select(Run.id)
+        .join(OcrServer, OcrServer.url == url)
+        .where(
+            Run.state == RunState.READY,
+            OcrServer.state != ServerState.UP,
+            OcrServer.down_since < moment,
+            Run.ready_at < moment,
+        )
+    )
+    with begin() as connection:
+        run_ids = connection.scalars(parked).all()
+        return sum(end_run(connection, run_id, RunState.FAILED, error) for run_id in run_ids)

@@ -1,0 +1,97 @@
+"""What people are shown of a document, its runs and pages. Filled by catalogue, sent by the API."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel
+
+from rag_service.states import PageState, RunState, WaitingFor
+
+
+class ErrorView(BaseModel):
+    code: str
+    message: str
+    retryable: bool
+
+
+class WarningView(BaseModel):
+    code: str
+    message: str
+    page: int | None = None
+
+
+class PageCounts(BaseModel):
+    total: int | None = None
+    done: int = 0
+    native: int = 0
+    ocr: int = 0
+    blank: int = 0
+    no_text: int = 0
+    truncated: int = 0
+    failed: int = 0
+
+
+class RunView(BaseModel):
+    id: str
+    status: RunState
+    error: ErrorView | None
+    pages: PageCounts
+
+
+class CostView(BaseModel):
+    gpu_seconds: float | None = None
+    usd: float | None = None
+    lower_bound: bool = True
+
+
+class DocumentView(BaseModel):
+    """A document as the API and `--json` show it; times are UTC, durations seconds."""
+
+    id: str
+    filename: str
+    collection: str
+    sha256: str
+    bytes: int
+    media_type: str
+    status: RunState
+    incomplete: bool
+    latest_run: RunView
+    waiting_for: WaitingFor | None
+    queue_position: int | None
+    parser: str
+    ocr: str
+    pages: PageCounts
+    eta_seconds: float | None
+    error: ErrorView | None
+    warnings: list[WarningView]
+    cost: CostView
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    wait_seconds: float | None
+    run_seconds: float | None
+
+
+class PageView(BaseModel):
+    """A page as the API shows it."""
+
+    number: int
+    plan: str
+    plan_reason: str
+    status: PageState
+    markdown: str
+    width_pt: float
+    height_pt: float
+    parser: str | None
+    parser_version: str | None
+    engine: str | None
+    model: str | None
+    dpi: float | None
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    seconds: float | None
+    reused: bool
+    error: ErrorView | None
+    warnings: list[WarningView]

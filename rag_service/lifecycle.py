@@ -1,0 +1,54 @@
+"""A document's end as its owner wants it: cancel, delete, removal. Used by API, maintenance."""
+
+from __future__ import annotations
+
+import logging
+
+from rag_service.errors import Cancelled, NotFound, StorageUnavailable
+from rag_service.knowledgebase import documents, runs
+from rag_service.knowledgebase.documents import Hidden
+from rag_service.knowledgebase.engine import begin
+from rag_service.storage import DocumentStore, working_key
+
+log = logging.getLogger(__name__)
+
+
+def cancel(document_id: str) -> bool:
+    """Cancel the active run; False where nothing was active. Raises NotFound."""
+    with begin() as connection:
+        if documents.find(connection, document_id) is None:
+            raise NotFound()
+        return runs.cancel(connection, document_id, Cancelled())
+
+
+def delete(document_id: str) -> None:
+    """Cancel and hide the document; its rows and bytes go soon after. Raises NotFound."""
+    with begin() as connection:
+        if not documents.hide(connection, document_id):
+            raise NotFound()
+        runs.cancel(connection, document_id, Cancelled())
+
+
+def remove_hidden(store: DocumentStore, limit: int = 100) -> int:
+    """Remove rows and bytes of deleted documents; how many are gone for good."""
+    removed = 0
+    for hidden in documents.hidden_documents(limit):
+        try:
+            _remove(store, hidden)
+        except StorageUnavailable as error:
+            log.warning("The bytes of deleted document %s stay for now: %s", hidden.id, error)
+            continue
+        removed += 1
+    return removed
+
+
+def _remove(store: DocumentStore, hidden: Hidden) -> None:
+    """Rows first: bytes without a row are waste, a row without its bytes would be a lie."""
+    with documents.content_lock(hidden.sha256) as connection:
+        with connection.begin():
+            documents.remove(connection, hidden.id)
+            needed = documents.is_referenced(connection, hidden.source_key)
+        if not needed:
+            store.delete(hidden.source_key)
+        # After a crash a decrypted copy may stand there that no row names.
+        store.delete(working_key(hidden.id))

@@ -1,0 +1,274 @@
+"""The one client of OpenAI-compatible OCR servers: one page a request. Used by parsers, probes.
+
+Works against SGLang, vLLM, Ollama and our CPU server alike.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from rag_service.errors import ConfigurationError, OcrMisconfigured, RagServiceError
+from rag_service.retry import RETRYABLE_STATUS, TryAgain, parse_retry_after
+from rag_service.settings import Ocr
+
+TEXT_PROMPT = "Text Recognition:"
+# Greedy reading with the model card's repetition penalty.
+_SAMPLING = {"temperature": 0.0, "top_p": 1e-05, "top_k": 1, "repetition_penalty": 1.1}
+_MISCONFIGURED_STATUS = frozenset({401, 403, 404})
+_REJECTED_STATUS = frozenset({400, 413, 422})
+# A server that prefers a smaller picture says so in one of these ways.
+_SIZE_WORDS = re.compile(
+    r"encoder cache|too large|too long|too many tokens|exceed|maximum context|context length",
+    re.IGNORECASE,
+)
+_PROBE_SECONDS = 25.0
+
+
+class ConnectionRefused(TryAgain):
+    """Nothing listens there: worth a probe before anything else."""
+
+
+class Rejected(RagServiceError):
+    """The server refuses this page; asking again for the same changes nothing."""
+
+    def __init__(self, message: str, *, for_size: bool) -> None:
+        super().__init__(message)
+        self.for_size = for_size
+
+
+class ServerFailed(RagServiceError):
+    """The server failed on this page: an HTTP 500, or a 200 without a usable answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageAnswer:
+    """One page's text as the server gave it; `seconds` from request to answer."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    model: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What /v1/models says of the model we ask for."""
+
+    owner: str | None
+    max_model_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whether a server would answer now, and the reason where it would not."""
+
+    ok: bool
+    misconfigured: bool = False
+    message: str = ""
+
+
+class _Message(BaseModel):
+    content: str | None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Completion(BaseModel):
+    choices: Sequence[_Choice]
+    usage: _Usage | None = None
+    model: str | None = None
+
+
+class OcrClient:
+    """Requests to one server, closed with the context; cancelling a call closes its request."""
+
+    def __init__(self, settings: Ocr, *, connections: int) -> None:
+        """Raises ConfigurationError where no server is set."""
+        self.url = server_url(settings)
+        self._model = settings.model
+        key = settings.api_key.get_secret_value() if settings.api_key else None
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(
+                connect=settings.connect_timeout,
+                write=settings.write_timeout,
+                read=settings.read_timeout,
+                pool=settings.pool_timeout,
+            ),
+            limits=httpx.Limits(max_connections=connections + 2),
+        )
+
+    async def __aenter__(self) -> OcrClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def read_page(self, jpeg: bytes, *, max_tokens: int, prompt: str = TEXT_PROMPT) -> PageAnswer:
+        """Have one picture read.
+
+        Raises TryAgain (worth another request), ConnectionRefused, OcrMisconfigured, Rejected,
+        ServerFailed.
+        """
+        started = time.monotonic()
+        response = await self._post(self._body(jpeg, prompt, max_tokens))
+        self._check(response)
+        try:
+            completion = _Completion.model_validate_json(response.content)
+        except ValidationError as error:
+            raise ServerFailed(f"HTTP 200 without an answer: {_excerpt(response)}") from error
+        return self._answer(completion, time.monotonic() - started)
+
+    def _body(self, jpeg: bytes, prompt: str, max_tokens: int) -> dict[str, Any]:
+        picture = "data:image/jpeg;base64," + base64.b64encode(jpeg).decode("ascii")
+        content = [
+            {"type": "image_url", "image_url": {"url": picture}},
+            {"type": "text", "text": prompt},
+        ]
+        return {
+            "model": self._model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": max_tokens,
+            **_SAMPLING,
+        }
+
+    async def _post(self, body: dict[str, Any]) -> httpx.Response:
+        try:
+            return await self._http.post("/v1/chat/completions", json=body)
+        except httpx.ConnectError as error:
+            raise ConnectionRefused(f"{self.url} cannot be reached: {error}") from error
+        except httpx.TransportError as error:
+            raise TryAgain(f"{self.url}: {type(error).__name__} {error}".strip()) from error
+
+    def _check(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status == httpx.codes.OK:
+            return
+        message = f"{self.url} answered HTTP {status}: {_excerpt(response)}"
+        if status in RETRYABLE_STATUS:
+            asked = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+            raise TryAgain(message, asked)
+        if status in _MISCONFIGURED_STATUS:
+            raise OcrMisconfigured(message)
+        if status in _REJECTED_STATUS:
+            too_big = status == httpx.codes.REQUEST_ENTITY_TOO_LARGE
+            raise Rejected(message, for_size=too_big or bool(_SIZE_WORDS.search(response.text)))
+        raise ServerFailed(message)
+
+    def _answer(self, completion: _Completion, seconds: float) -> PageAnswer:
+        if not completion.choices or completion.choices[0].message.content is None:
+            raise ServerFailed("HTTP 200 without any text field in the answer.")
+        choice = completion.choices[0]
+        usage = completion.usage or _Usage()
+        return PageAnswer(
+            text=choice.message.content or "",
+            finish_reason=choice.finish_reason or "stop",
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            model=completion.model or self._model,
+            seconds=round(seconds, 3),
+        )
+
+    async def probe(self) -> Probe:
+        """Ask whether the server would answer a page: /health, then our model in /v1/models.
+
+        A server without /health (404) is judged by /v1/models alone.
+        """
+        try:
+            health = await self._http.get("/health", timeout=_PROBE_SECONDS)
+            if health.status_code != httpx.codes.NOT_FOUND and not _is_healthy(health):
+                return Probe(False, message=f"/health: HTTP {health.status_code}")
+            models = await self._http.get("/v1/models", timeout=_PROBE_SECONDS)
+        except httpx.TransportError as error:
+            return Probe(False, message=f"{self.url}: {type(error).__name__} {error}".strip())
+        return self._judge(models)
+
+    def _judge(self, models: httpx.Response) -> Probe:
+        if models.status_code in {401, 403}:
+            message = f"{self.url} refuses the key (GLMOCR_API_KEY): HTTP {models.status_code}"
+            return Probe(False, misconfigured=True, message=message)
+        if models.status_code != httpx.codes.OK:
+            return Probe(False, message=f"/v1/models: HTTP {models.status_code}")
+        names = [str(model.get("id")) for model in _models(models)]
+        if self._model not in names:
+            message = (
+                f"{self.url} does not serve the model {self._model!r} (GLMOCR_MODEL); "
+                f"it serves: {', '.join(names) or 'none'}"
+            )
+            return Probe(False, misconfigured=True, message=message)
+        return Probe(True)
+
+    async def model_info(self) -> ModelInfo:
+        """What the server says of our model; empty where it says nothing."""
+        try:
+            response = await self._http.get("/v1/models", timeout=_PROBE_SECONDS)
+        except httpx.TransportError:
+            return ModelInfo(None, None)
+        for model in _models(response):
+            if model.get("id") == self._model:
+                length = model.get("max_model_len")
+                owner = model.get("owned_by")
+                return ModelInfo(
+                    str(owner) if owner else None, length if isinstance(length, int) else None
+                )
+        return ModelInfo(None, None)
+
+
+def server_url(settings: Ocr) -> str:
+    """The OCR server's URL without a trailing slash; ConfigurationError where none is set."""
+    if not settings.base_url:
+        raise ConfigurationError(
+            "ocr.base_url is not set: set GLMOCR_BASE_URL, or use `rag-service up` or "
+            "`rag-service run`, which start a CPU server of their own."
+        )
+    return settings.base_url.rstrip("/").removesuffix("/v1")
+
+
+def _is_healthy(response: httpx.Response) -> bool:
+    """A bare 200, or a 200 whose JSON does not say that the model is still loading."""
+    if response.status_code != httpx.codes.OK:
+        return False
+    try:
+        body = response.json()
+    except ValueError:
+        return True
+    return not (isinstance(body, dict) and body.get("model_loaded") is False)
+
+
+def _models(response: httpx.Response) -> list[dict[str, Any]]:
+    try:
+        data = response.json()["data"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    return [model for model in data if isinstance(model, dict)] if isinstance(data, list) else []
+
+
+def _excerpt(response: httpx.Response) -> str:
+    """The beginning of a body, in one line."""
+    return " ".join(response.text.split())[:300] or "empty body"

@@ -1,0 +1,313 @@
+"""PdfWorker: one document at a time, opened, planned and rendered in a child process.
+
+Used by the prepare and ocr workers and by the API. MuPDF can hang and crash; here that costs
+the page in hand, and a new child goes on with the next. PyMuPDF itself is never imported here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rag_service import errors
+from rag_service.errors import CorruptPdf, PageTimeout, PageUnrenderable, RagServiceError
+from rag_service.pdf.frames import Frame
+from rag_service.pdf.limits import ChildLimits
+from rag_service.pdf.process import ChildDied, ChildTimeout, RenderChild
+from rag_service.pdf.types import OcrMode, PdfWarning, Plan, PlannedPage, Preflight, RenderedPage
+
+if TYPE_CHECKING:
+    from rag_service.settings import Pdf
+
+BATCH = 32
+BATCHES_AHEAD = 2
+
+_BY_CODE = {
+    error.code: error
+    for error in (
+        errors.UnsupportedType, errors.EmptyFile, errors.CorruptPdf, errors.EmptyPdf,
+        errors.EncryptedPdf, errors.WrongPassword, errors.TooManyPages,
+        errors.PageTooLarge, errors.PageTimeout, errors.PageUnrenderable,
+    )
+}  # fmt: skip
+
+
+class PdfWorker:
+    """One render child, replaced when it is killed, worn or too large.
+
+    Calls may overlap; they take turns. A cancelled call leaves the worker usable: the child that
+    was busy with it is killed, so its answer can reach nobody else.
+    """
+
+    def __init__(self, limits: Pdf, max_pages: int) -> None:
+        self._limits = limits
+        self._max_pages = max_pages
+        self._child: RenderChild | None = None
+        self._source: dict[str, Any] | None = None
+        self._turn = asyncio.Lock()
+
+    async def __aenter__(self) -> PdfWorker:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open(self, path: Path, media_type: str, *, password: str | None = None) -> Preflight:
+        """Open a PDF, PNG, JPEG, TIFF or WebP; it replaces the one that was open.
+
+        Raises EmptyFile, UnsupportedType, CorruptPdf, EmptyPdf, EncryptedPdf, WrongPassword,
+        TooManyPages.
+        """
+        async with self._turn:
+            self._source = None
+            self._retire_if_worn()
+            source = {
+                "do": "open", "path": str(path), "media_type": media_type, "password": password,
+            }  # fmt: skip
+            head = await self._open(source)
+            if head["pages"] > self._max_pages:
+                raise errors.TooManyPages(
+                    f"The document has {head['pages']} pages; "
+                    f"limits.max_pages is {self._max_pages}."
+                )
+            self._source = source
+        return Preflight(
+            head["pages"], head["media_type"], head["repaired"], _warnings(head["warnings"])
+        )
+
+    async def plan(self, ocr: OcrMode, pages: Sequence[int]) -> AsyncGenerator[PlannedPage]:
+        """Each page's plan and native text, in the order asked; read ahead by some batches.
+
+        A page that cannot be looked at carries its error. Raises CorruptPdf only where a
+        replaced child cannot open the file again.
+        """
+        planned: asyncio.Queue[PlannedPage | None] = asyncio.Queue()
+        room = asyncio.Semaphore(BATCHES_AHEAD)
+        producer = asyncio.create_task(self._plan_all(ocr, pages, planned, room))
+        producer.add_done_callback(lambda _: planned.put_nowait(None))
+        try:
+            count = 0
+            while (page := await planned.get()) is not None:
+                count += 1
+                if count % BATCH == 0:
+                    room.release()
+                yield page
+            await producer
+        finally:
+            producer.cancel()
+            await asyncio.gather(producer, return_exceptions=True)
+
+    async def render(self, number: int, dpi: int) -> RenderedPage:
+        """Page `number` (from 1) as a JPEG; raises PageTooLarge, PageTimeout, PageUnrenderable."""
+        request = {"do": "render", "page": number, "dpi": dpi}
+        async with self._turn:
+            try:
+                frame = await self._ask(request, self._limits.page_time_limit)
+            except (ChildTimeout, ChildDied) as error:
+                raise self._page_error(error, number) from error
+        _raise_error(frame.head, number)
+        head = frame.head
+        return RenderedPage(
+            number, frame.body, head["width"], head["height"], head["dpi"], head["grey"],
+            _warnings(head["warnings"]),
+        )  # fmt: skip
+
+    async def decrypt(self, path: Path, password: str, target: Path) -> None:
+        """Write a copy of a PDF without its encryption to `target`.
+
+        Raises WrongPassword, EncryptedPdf, CorruptPdf. The open document stays open.
+        """
+        request = {
+            "do": "decrypt", "path": str(path), "password": password, "target": str(target),
+        }  # fmt: skip
+        async with self._turn:
+            try:
+                frame = await self._ask(request, self._limits.open_time_limit)
+            except (ChildTimeout, ChildDied) as error:
+                raise CorruptPdf(_opening_failed(error, self._limits.open_time_limit)) from error
+        _raise_error(frame.head)
+
+    async def close(self) -> None:
+        """Kill the child; calls that still wait are cancelled. `open` may follow."""
+        self._source = None
+        self._discard()
+
+    async def _plan_all(
+        self,
+        ocr: OcrMode,
+        pages: Sequence[int],
+        planned: asyncio.Queue[PlannedPage | None],
+        room: asyncio.Semaphore,
+    ) -> None:
+        source = self._source
+        for batch in _batches(pages):
+            await room.acquire()
+            async with self._turn:
+                # Whoever asked is gone: another document has been opened since.
+                if self._source is not source:
+                    return
+                await self._plan_batch(ocr, batch, planned.put_nowait)
+
+    async def _plan_batch(
+        self, ocr: OcrMode, batch: Sequence[int], give: Callable[[PlannedPage], None]
+    ) -> None:
+        """Answers come in order, so the page that ended a child is the first unanswered one."""
+        waiting = deque(batch)
+
+        def take(page: PlannedPage) -> None:
+            waiting.popleft()
+            give(page)
+
+        while waiting:
+            try:
+                await self._stream(ocr, list(waiting), take)
+            except (ChildTimeout, ChildDied) as error:
+                give(await self._second_look(ocr, waiting.popleft(), error))
+
+    async def _second_look(
+        self, ocr: OcrMode, number: int, first: ChildTimeout | ChildDied
+    ) -> PlannedPage:
+        """Drawing a page is what mostly hangs; its text alone may be fine."""
+        pages: list[PlannedPage] = []
+        with contextlib.suppress(ChildTimeout, ChildDied):
+            await self._stream(ocr, [number], pages.append, pixels=False)
+        if pages and pages[0].markdown:
+            return pages[0]
+        failure = self._page_error(first, number)
+        return PlannedPage(number, Plan.OCR, failure.code, error=failure)
+
+    async def _stream(
+        self,
+        ocr: OcrMode,
+        pages: list[int],
+        give: Callable[[PlannedPage], None],
+        *,
+        pixels: bool = True,
+    ) -> None:
+        request = {"do": "plan", "ocr": ocr.value, "pages": pages, "pixels": pixels}
+        child = await self._ready()
+        try:
+            child.send(Frame(request))
+            for number in pages:
+                frame = await child.receive(self._limits.page_time_limit)
+                give(_planned(frame.head, number))
+        except BaseException:
+            self._discard()
+            raise
+
+    async def _ask(self, request: dict[str, Any], limit: float) -> Frame:
+        return await self._exchange(await self._ready(), request, limit)
+
+    async def _exchange(self, child: RenderChild, request: dict[str, Any], limit: float) -> Frame:
+        try:
+            child.send(Frame(request))
+            return await child.receive(limit)
+        except BaseException:
+            self._discard()
+            raise
+
+    async def _ready(self) -> RenderChild:
+        """A living child that has the document open."""
+        if self._child is not None and (
+            not self._child.alive or self._child.mib > self._limits.child_max_mib
+        ):
+            self._discard()
+        if self._child is None and self._source is not None:
+            await self._open(self._source)
+        return await self._started()
+
+    async def _open(self, source: dict[str, Any]) -> dict[str, Any]:
+        child = await self._started()
+        limit = self._limits.open_time_limit
+        try:
+            frame = await self._exchange(child, source, limit)
+        except (ChildTimeout, ChildDied) as error:
+            raise CorruptPdf(_opening_failed(error, limit)) from error
+        child.documents += 1
+        _raise_error(frame.head)
+        return frame.head
+
+    async def _started(self) -> RenderChild:
+        if self._child is None:
+            limits = self._limits
+            self._child = await RenderChild.start(
+                ChildLimits(
+                    max_pixels=limits.max_pixels,
+                    jpeg_quality=limits.jpeg_quality,
+                    trust_hidden_text=limits.trust_hidden_text,
+                    max_mib=limits.child_max_mib,
+                )
+            )
+        return self._child
+
+    def _retire_if_worn(self) -> None:
+        child = self._child
+        if child is not None and (
+            not child.alive
+            or child.documents >= self._limits.child_max_documents
+            or child.mib > self._limits.child_max_mib
+        ):
+            self._discard()
+
+    def _discard(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def _page_error(self, error: ChildTimeout | ChildDied, number: int) -> RagServiceError:
+        if isinstance(error, ChildTimeout):
+            limit = self._limits.page_time_limit
+            return PageTimeout(
+                f"Page {number} took longer than pdf.page_time_limit, {limit:g} s.", page=number
+            )
+        return PageUnrenderable(f"Page {number} brought the render process down.", page=number)
+
+
+def _batches(pages: Sequence[int]) -> Iterator[list[int]]:
+    rest = iter(pages)
+    while batch := list(islice(rest, BATCH)):
+        yield batch
+
+
+def _opening_failed(error: ChildTimeout | ChildDied, limit: float) -> str:
+    if isinstance(error, ChildTimeout):
+        return f"Opening the file took longer than pdf.open_time_limit, {limit:g} s."
+    return "Opening the file brought the render process down."
+
+
+def _error_of(head: dict[str, Any], page: int | None = None) -> RagServiceError | None:
+    if "error" not in head:
+        return None
+    kind = _BY_CODE.get(head["error"], errors.Internal)
+    return kind(head["message"] or None, page=page)
+
+
+def _raise_error(head: dict[str, Any], page: int | None = None) -> None:
+    error = _error_of(head, page)
+    if error is not None:
+        raise error
+
+
+def _warnings(rows: Sequence[Sequence[Any]]) -> tuple[PdfWarning, ...]:
+    return tuple(PdfWarning(code, message, page) for code, message, page in rows)
+
+
+def _planned(head: dict[str, Any], number: int) -> PlannedPage:
+    error = _error_of(head, number)
+    if error is not None:
+        return PlannedPage(number, Plan.OCR, error.code, error=error)
+    return PlannedPage(
+        number, Plan(head["plan"]), head["reason"], head["width"], head["height"],
+        head["markdown"], _warnings(head["warnings"]), head["no_text"],
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""Looks at a page's pixels in low resolution: is there ink, and where? Runs in the render child."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from PIL import Image, ImageDraw
+
+from rag_service.pdf.extract import Box
+
+LOOK_DPI = 72
+LOOK_PIXELS = 1_000_000
+# Grey levels (of 255) from the paper: what the eye may see, and what is certainly drawn.
+FAINT = 16
+DARK = 48
+# Scanners leave dark edges.
+MARGIN = 0.03
+# Room around a text box for ascenders, skew and the blur of a scan, in points.
+REACH = 3.0
+INK_SHARE = 0.004
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A grey picture of a page and its scale in pixels a point."""
+
+    image: Image.Image
+    scale: float
+
+
+def is_blank(image: Image.Image) -> bool:
+    """True if no pixel of a grey picture differs visibly from the rest."""
+    low, high = cast(tuple[int, int], image.getextrema())
+    return high - low <= FAINT
+
+
+def has_ink_outside(look: Look, boxes: Iterable[Box]) -> bool:
+    """True if something is drawn beyond the text boxes, as on a scan with a typed stamp."""
+    image = look.image.copy()
+    paper = _paper(image)
+    draw = ImageDraw.Draw(image)
+    for box in boxes:
+        edges = (box.x0 - REACH, box.y0 - REACH, box.x1 + REACH, box.y1 + REACH)
+        draw.rectangle(tuple(edge * look.scale for edge in edges), fill=paper)
+    edge_x, edge_y = int(image.width * MARGIN), int(image.height * MARGIN)
+    inner = image.crop((edge_x, edge_y, image.width - edge_x, image.height - edge_y))
+    return _ink(inner, paper) > INK_SHARE * inner.width * inner.height
+
+
+def _paper(image: Image.Image) -> int:
+    histogram = image.histogram()
+    return histogram.index(max(histogram))
+
+
+def _ink(image: Image.Image, paper: int) -> int:
+    histogram = image.histogram()
+    return sum(histogram[: max(0, paper - DARK)]) + sum(histogram[paper + DARK + 1 :])

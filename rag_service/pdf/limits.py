@@ -1,0 +1,15 @@
+"""The settings a render child needs, in the form that travels to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """`max_mib`: memory at which the parent replaces the child."""
+
+    max_pixels: int
+    jpeg_quality: int
+    trust_hidden_text: bool
+    max_mib: int

@@ -1,0 +1,249 @@
+"""A page's own text as Markdown: headings, lists, code, tables, paragraphs in reading order.
+
+Runs in the render child; called by plan.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from rag_service.pdf import tables
+from rag_service.pdf.clean import clean
+from rag_service.pdf.extract import Block, Box, Line, PageContent
+from rag_service.pdf.reading_order import Piece, in_reading_order
+
+# Size relative to the page's commonest size, and the heading it makes.
+HEADING_SIZES = ((1.7, "# "), (1.35, "## "), (1.15, "### "))
+BOLD_HEADING = "### "
+MAX_HEADING_ROWS, MAX_HEADING, MAX_BOLD_HEADING = 3, 200, 100
+MIN_CODE_ROWS = 2
+# Lines of one paragraph: the gap between them in line heights, the indent in letters' heights.
+MAX_LINE_GAP, MAX_INDENT = 1.0, 2.0
+# Chinese, Japanese and Korean signs begin here.
+WIDE_SIGNS = "\u2e80"
+# Lines stand on one row if they share this much of their height.
+SAME_ROW = 0.5
+
+_BULLET = re.compile(r"[•‣◦▪▫●○■□∙⁃➢➤➔✓✔\uf0b7\uf0a7\uf0d8\uf0fc]\s*(?=\S)")
+_NUMBERED = re.compile(r"(?:\d{1,3}|[a-zA-Z])[.)]\s+\S")
+_SYNTAX = re.compile(r"(?=#{1,6}\s|>|```|~~~)")
+_SOFT_HYPHEN_END = re.compile("\xad\\s*$")
+_MEMBER = re.compile(r"[^\W_]")
+
+
+@dataclass(slots=True)
+class Row:
+    """What stands on one baseline of a block; `spaced`: the file has a space at its end."""
+
+    box: Box
+    size: float
+    bold: bool
+    mono: bool
+    text: str
+    spaced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """The page's ordinary text."""
+
+    size: float
+    bold: bool
+
+
+def to_markdown(content: PageContent) -> str:
+    """The whole page; "" where nothing readable remains."""
+    found = tables.find_tables(content)
+    blocks = _outside(content.blocks, found) if found else content.blocks
+    style = _body_style(blocks)
+    parts: list[str] = []
+    pending: list[Row] = []
+    for piece in in_reading_order(_pieces(blocks, found)):
+        if piece.place < len(blocks):
+            rows = _rows(blocks[piece.place].lines)
+            if not _goes_on(pending, rows):
+                parts += _written(pending, style)
+                pending = []
+            pending += rows
+        else:
+            table = found[piece.place - len(blocks)]
+            parts += [*_written(pending, style), tables.to_markdown(table)]
+            pending = []
+    return "\n\n".join(parts + _written(pending, style))
+
+
+def _pieces(blocks: Sequence[Block], found: Sequence[tables.Table]) -> list[Piece]:
+    pieces = [
+        Piece(place, block.box, len(block.lines), sum(len(line.raw) for line in block.lines))
+        for place, block in enumerate(blocks)
+    ]
+    for place, table in enumerate(found, start=len(blocks)):
+        characters = sum(len(cell) for row in table.cells for cell in row)
+        pieces.append(Piece(place, table.box, len(table.cells), characters))
+    return pieces
+
+
+def _goes_on(above: Sequence[Row], below: Sequence[Row]) -> bool:
+    """True if MuPDF cut a paragraph or a listing with wide line spacing into blocks."""
+    if not above or not below:
+        return True
+    last, first = above[-1], below[0]
+    gap = first.box.y0 - last.box.y1
+    if not -last.box.height < gap <= MAX_LINE_GAP * last.box.height or last.mono != first.mono:
+        return False
+    if last.mono:
+        return True
+    if abs(last.size - first.size) > 0.5 or last.bold != first.bold:
+        return False
+    if abs(last.box.x0 - first.box.x0) > MAX_INDENT * last.size:
+        return False
+    right = max(row.box.x1 for row in (*above, *below))
+    return not _starts_item(first.text) and not _meant_break(last, first, right)
+
+
+def _outside(blocks: Sequence[Block], found: Sequence[tables.Table]) -> list[Block]:
+    """Blocks without the lines that stand in tables."""
+    kept = []
+    for block in blocks:
+        lines = [line for line in block.lines if not any(_in(line.box, t.box) for t in found)]
+        if len(lines) == len(block.lines):
+            kept.append(block)
+        elif lines:
+            kept.append(Block(_around(line.box for line in lines), lines))
+    return kept
+
+
+def _in(box: Box, outer: Box) -> bool:
+    x, y = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
+    return outer.x0 <= x <= outer.x1 and outer.y0 <= y <= outer.y1
+
+
+def _around(boxes: Iterable[Box]) -> Box:
+    x0, y0, x1, y1 = zip(*boxes, strict=True)
+    return Box(min(x0), min(y0), max(x1), max(y1))
+
+
+def _body_style(blocks: Sequence[Block]) -> Style:
+    letters: Counter[tuple[float, bool]] = Counter()
+    for block in blocks:
+        for line in block.lines:
+            letters[round(line.size), line.bold] += len(line.raw)
+    (size, bold), _ = letters.most_common(1)[0] if letters else ((0.0, False), 0)
+    return Style(size, bold)
+
+
+def _written(rows: Sequence[Row], style: Style) -> list[str]:
+    if len(rows) >= MIN_CODE_ROWS and all(row.mono for row in rows):
+        return [_code(rows)]
+    parts: list[str] = []
+    for prefix, group in _by_heading(rows, style):
+        if prefix:
+            parts.append(prefix + " ".join(row.text for row in group))
+        else:
+            parts.append(_paragraph(group))
+    return parts
+
+
+def _rows(lines: Sequence[Line]) -> list[Row]:
+    rows: list[Row] = []
+    for line in lines:
+        raw = _SOFT_HYPHEN_END.sub("-", line.raw) if "\xad" in line.raw else line.raw
+        text = clean(raw).strip()
+        if not text:
+            continue
+        if rows and _same_row(rows[-1].box, line.box):
+            _extend(rows[-1], line, text)
+        else:
+            spaced = line.raw[-1:].isspace()
+            rows.append(Row(line.box, line.size, line.bold, line.mono, text, spaced))
+    return rows
+
+
+def _same_row(left: Box, right: Box) -> bool:
+    shared = min(left.y1, right.y1) - max(left.y0, right.y0)
+    return right.x0 >= left.x1 - 1 and shared > SAME_ROW * min(left.height, right.height)
+
+
+def _extend(row: Row, line: Line, text: str) -> None:
+    if len(text) > len(row.text):
+        row.size = line.size
+    row.box = _around((row.box, line.box))
+    row.bold = row.bold and line.bold
+    row.mono = row.mono and line.mono
+    row.text = f"{row.text} {text}"
+    row.spaced = line.raw[-1:].isspace()
+
+
+def _by_heading(rows: Sequence[Row], style: Style) -> Iterator[tuple[str, list[Row]]]:
+    """Runs of rows under one heading mark; ordinary rows under none."""
+    for prefix, run in groupby(rows, key=lambda row: _heading_mark(row, style)):
+        group = list(run)
+        length = sum(len(row.text) for row in group)
+        longest = MAX_BOLD_HEADING if prefix == BOLD_HEADING else MAX_HEADING
+        too_much = len(group) > MAX_HEADING_ROWS or length > longest
+        yield ("" if too_much else prefix), group
+
+
+def _heading_mark(row: Row, style: Style) -> str:
+    emphasised = row.bold and not style.bold and row.size >= style.size
+    if not emphasised and row.size < HEADING_SIZES[-1][0] * style.size:
+        return ""
+    if row.mono or not _MEMBER.search(row.text) or len(row.text) < 2:
+        return ""
+    if row.text[-1] in ".,;:" or _BULLET.match(row.text):
+        return ""
+    for ratio, mark in HEADING_SIZES:
+        if row.size >= ratio * style.size:
+            return mark
+    return BOLD_HEADING
+
+
+def _paragraph(rows: Sequence[Row]) -> str:
+    """Rows joined to running text; a line break stays where the writer meant one."""
+    right = max(row.box.x1 for row in rows)
+    text = _item(rows[0].text)
+    for above, row in pairwise(rows):
+        if _is_broken_word(text) and row.text[0].islower():
+            text = text[:-1] + row.text
+        elif _starts_item(row.text) or _meant_break(above, row, right):
+            text += "\n" + _item(row.text)
+        else:
+            text += ("" if _is_one_word(above, row) else " ") + row.text
+    return text
+
+
+def _item(text: str) -> str:
+    bulleted = _BULLET.sub("- ", text, count=1) if _BULLET.match(text) else text
+    return _SYNTAX.sub(r"\\", bulleted, count=1) if _SYNTAX.match(bulleted) else bulleted
+
+
+def _is_broken_word(text: str) -> bool:
+    return text[-1] in "-\u2010" and text[-2:-1].isalpha()
+
+
+def _is_one_word(above: Row, row: Row) -> bool:
+    """Scripts of wide signs break lines anywhere; a break is a space only where one is written."""
+    return not above.spaced and above.text[-1] >= WIDE_SIGNS and row.text[0] >= WIDE_SIGNS
+
+
+def _starts_item(text: str) -> bool:
+    return bool(_BULLET.match(text) or _NUMBERED.match(text))
+
+
+def _meant_break(above: Row, row: Row, right: float) -> bool:
+    """The next row's first word would have fitted on this one."""
+    letter = above.box.width / len(above.text)
+    first_word = row.text.split(" ", 1)[0]
+    return right - above.box.x1 > (len(first_word) + 1.5) * letter
+
+
+def _code(rows: Sequence[Row]) -> str:
+    left = min(row.box.x0 for row in rows)
+    letter = max(rows, key=lambda row: len(row.text))
+    width = letter.box.width / len(letter.text) or 1.0
+    lines = (" " * round((row.box.x0 - left) / width) + row.text for row in rows)
+    return "```\n" + "\n".join(lines) + "\n```"

@@ -1,0 +1,127 @@
+"""The render child as its parent sees it: start, send, receive, kill. Used by document.py only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from rag_service.pdf import frames
+from rag_service.pdf.frames import Frame
+from rag_service.pdf.limits import ChildLimits
+
+START_LIMIT = 60.0
+# Time for a frame that is on its way while a busy loop only now gets to look.
+GRACE = 1.0
+# The child reads hostile files: no key or password of ours may stand in its environment.
+PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
+PACKAGE_ROOT = str(Path(__file__).parents[2])
+
+
+class ChildDied(Exception):
+    """The render child ended before it answered."""
+
+
+class ChildTimeout(Exception):
+    """The render child did not answer in time and was killed."""
+
+
+class RenderChild:
+    """One child process. It dies with the thread that started it, at the latest."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._requests = cast(BinaryIO, process.stdin)
+        self._reader = asyncio.StreamReader()
+        self._transport: asyncio.BaseTransport | None = None
+        self._pending: asyncio.Task[Frame] | None = None
+        self.documents = 0
+        self.mib = 0.0
+
+    @classmethod
+    async def start(cls, limits: ChildLimits) -> RenderChild:
+        """Start a child and wait until it has loaded what it needs."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rag_service.pdf.child", str(os.getpid()),
+             json.dumps(asdict(limits))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=_environment(), start_new_session=True,
+        )  # fmt: skip
+        child = cls(process)
+        try:
+            await child._connect()
+            await child.receive(START_LIMIT)
+        except BaseException:
+            child.kill()
+            raise
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, frame: Frame) -> None:
+        """Requests are small and the child reads one before the next is sent: never blocks."""
+        try:
+            self._requests.write(frames.encode(frame))
+            self._requests.flush()
+        except OSError as error:
+            raise ChildDied from error
+
+    async def receive(self, limit: float) -> Frame:
+        """The next frame within `limit` seconds of asking; ChildTimeout, ChildDied."""
+        task = self._pending or asyncio.create_task(frames.receive(self._reader))
+        self._pending = task
+        for wait in (limit, GRACE):
+            done, _ = await asyncio.wait({task}, timeout=wait)
+            if done:
+                break
+        else:
+            raise ChildTimeout
+        self._pending = None
+        try:
+            frame = task.result()
+        except asyncio.IncompleteReadError as error:
+            raise ChildDied from error
+        self.mib = frame.head.get("mib", self.mib)
+        return frame
+
+    def kill(self) -> None:
+        """End the child and whatever it started; safe to call twice."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        # A process stuck in a dead file system cannot be reaped; it must not hold us up.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+        if self._transport is not None:
+            self._transport.close()
+        with contextlib.suppress(OSError):
+            self._requests.close()
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(self._reader), self._process.stdout
+        )
+
+
+def _environment() -> dict[str, str]:
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    paths = [PACKAGE_ROOT, environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return environment

@@ -1,0 +1,125 @@
+"""Puts the blocks of a page in the order a person reads them. Runs in the render child.
+
+Called by markdown.py. A page is cut into bands across its whole width; neighbouring bands with
+a common gutter are one set of columns. Where nothing speaks for columns, the order in which the
+file draws its blocks stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rag_service.pdf.extract import Box
+
+# Boxes of lines set tightly overlap by about this much, in points.
+SLACK = 2.0
+MIN_GUTTER = 5.0
+# A column is prose: labels beside a text and the columns of a table are not.
+MIN_COLUMN_LINES = 3
+MIN_COLUMN_CHARACTERS = 15
+MIN_COLUMN_OVERLAP = 0.3
+
+
+class Piece(NamedTuple):
+    """Something on the page with a place in the order; `place` counts in the file's order."""
+
+    place: int
+    box: Box
+    lines: int
+    characters: int
+
+
+class _Columns(NamedTuple):
+    left: list[Piece]
+    right: list[Piece]
+
+
+def in_reading_order(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same pieces, sorted."""
+    downwards = sorted(pieces, key=lambda piece: piece.box.y0)
+    return downwards if _runs_downwards(downwards) else _ordered(list(pieces))
+
+
+def _runs_downwards(pieces: Sequence[Piece]) -> bool:
+    return all(after.box.y0 >= before.box.y1 - SLACK for before, after in pairwise(pieces))
+
+
+def _ordered(pieces: list[Piece]) -> list[Piece]:
+    result: list[Piece] = []
+    for group in _groups(_bands(pieces)):
+        columns = _columns(group)
+        if columns is None:
+            result += group
+        else:
+            result += _ordered(columns.left) + _ordered(columns.right)
+    return result
+
+
+def _bands(pieces: list[Piece]) -> list[list[Piece]]:
+    """Cut at every gap that runs across all pieces; each band keeps the file's order."""
+    bands: list[list[Piece]] = []
+    bottom = float("-inf")
+    for piece in sorted(pieces, key=lambda piece: piece.box.y0):
+        if piece.box.y0 >= bottom - SLACK:
+            bands.append([])
+        bands[-1].append(piece)
+        bottom = max(bottom, piece.box.y1)
+    for band in bands:
+        band.sort()
+    return bands
+
+
+def _groups(bands: list[list[Piece]]) -> list[list[Piece]]:
+    """Neighbouring bands with one gutter through them, where that makes columns; else bands."""
+    groups: list[list[Piece]] = []
+    run: list[list[Piece]] = []
+    for band in bands:
+        if run and not _gutters([piece for each in (*run, band) for piece in each]):
+            groups += _settled(run)
+            run = []
+        run.append(band)
+    return groups + _settled(run)
+
+
+def _settled(run: list[list[Piece]]) -> list[list[Piece]]:
+    together = [piece for band in run for piece in band]
+    return [together] if _columns(together) is not None else run
+
+
+def _columns(pieces: list[Piece]) -> _Columns | None:
+    """Split at the widest gutter that has prose on both sides."""
+    across = sorted(pieces, key=lambda piece: piece.box.x0)
+    for position in _gutters(across):
+        left, right = across[:position], across[position:]
+        if _is_column(left) and _is_column(right) and _stand_side_by_side(left, right):
+            return _Columns(sorted(left), sorted(right))
+    return None
+
+
+def _gutters(pieces: list[Piece]) -> list[int]:
+    """Where, from left to right, a gap runs through all pieces; the widest gap first."""
+    gutters: list[tuple[float, int]] = []
+    right_edge = float("inf")
+    for position, piece in enumerate(sorted(pieces, key=lambda piece: piece.box.x0)):
+        gap = piece.box.x0 - right_edge
+        if gap >= MIN_GUTTER:
+            gutters.append((gap, position))
+        right_edge = max(right_edge, piece.box.x1) if position else piece.box.x1
+    return [position for _, position in sorted(gutters, reverse=True)]
+
+
+def _is_column(pieces: list[Piece]) -> bool:
+    lines = sum(piece.lines for piece in pieces)
+    characters = sum(piece.characters for piece in pieces)
+    return lines >= MIN_COLUMN_LINES and characters >= MIN_COLUMN_CHARACTERS * lines
+
+
+def _stand_side_by_side(left: list[Piece], right: list[Piece]) -> bool:
+    spans = [
+        (min(piece.box.y0 for piece in side), max(piece.box.y1 for piece in side))
+        for side in (left, right)
+    ]
+    shared = min(bottom for _, bottom in spans) - max(top for top, _ in spans)
+    return shared >= MIN_COLUMN_OVERLAP * min(bottom - top for top, bottom in spans)

@@ -1,0 +1,129 @@
+"""Answers a parent's requests inside the render child, one after the other. Started by child.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rag_service.errors import PageUnrenderable, RagServiceError
+from rag_service.pdf import frames, preflight
+from rag_service.pdf.frames import Frame
+from rag_service.pdf.limits import ChildLimits
+from rag_service.pdf.sources import Source, open_source
+from rag_service.pdf.types import OcrMode, PdfWarning, PlannedPage, RenderedPage
+
+MIB = 1 << 20
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Service:
+    """Holds the open document."""
+
+    def __init__(self, answers: BinaryIO, limits: ChildLimits) -> None:
+        self._answers = answers
+        self._limits = limits
+        self._source: Source | None = None
+
+    def serve(self, requests: BinaryIO) -> None:
+        """Until the parent closes the pipe."""
+        self._answer({})
+        while (request := frames.read(requests)) is not None:
+            handle = getattr(self, "_do_" + request.head["do"])
+            try:
+                handle(request.head)
+            except RagServiceError as error:
+                self._answer(_error(error))
+
+    def _do_open(self, head: dict[str, Any]) -> None:
+        self._close()
+        source = open_source(Path(head["path"]), head["media_type"], head["password"], self._limits)
+        self._source = source
+        self._answer(
+            {
+                "pages": source.pages, "media_type": source.media_type,
+                "repaired": source.repaired, "warnings": _warnings(_repaired(source)),
+            }
+        )  # fmt: skip
+
+    def _do_plan(self, head: dict[str, Any]) -> None:
+        mode = OcrMode(head["ocr"])
+        for number in head["pages"]:
+            try:
+                page = self._opened().plan(number, mode, pixels=head["pixels"])
+            except RagServiceError as error:
+                self._answer(_error(error))
+            except Exception as error:
+                self._answer(_error(_fault(number, error)))
+            else:
+                self._answer(_planned(page))
+
+    def _do_render(self, head: dict[str, Any]) -> None:
+        number = head["page"]
+        try:
+            page = self._opened().render(number, head["dpi"])
+        except RagServiceError:
+            raise
+        except Exception as error:
+            raise _fault(number, error) from error
+        self._answer(_rendered(page), page.jpeg)
+
+    def _do_decrypt(self, head: dict[str, Any]) -> None:
+        preflight.decrypt(Path(head["path"]), head["password"], Path(head["target"]))
+        self._answer({})
+
+    def _opened(self) -> Source:
+        if self._source is None:
+            raise PageUnrenderable("No document is open.")
+        return self._source
+
+    def _close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _answer(self, head: dict[str, Any], body: bytes = b"") -> None:
+        self._answers.write(frames.encode(Frame({**head, "mib": _resident_mib()}, body)))
+        self._answers.flush()
+
+
+def _repaired(source: Source) -> tuple[PdfWarning, ...]:
+    if not source.repaired:
+        return ()
+    return (PdfWarning("repaired_pdf", "The file is damaged and was repaired while opening."),)
+
+
+def _resident_mib() -> float:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * PAGE_SIZE / MIB
+
+
+def _fault(number: int, error: Exception) -> PageUnrenderable:
+    """A fault of ours on one page: told on stderr, and it costs that page only."""
+    traceback.print_exception(error, file=sys.stderr)
+    return PageUnrenderable(f"Page {number} cannot be read ({type(error).__name__}).", page=number)
+
+
+def _error(error: RagServiceError) -> dict[str, Any]:
+    return {"error": error.code, "message": error.message}
+
+
+def _planned(page: PlannedPage) -> dict[str, Any]:
+    return {
+        "plan": page.plan, "reason": page.reason, "width": page.width_pt, "height": page.height_pt,
+        "markdown": page.markdown, "no_text": page.no_text,
+        "warnings": _warnings(page.warnings),
+    }  # fmt: skip
+
+
+def _rendered(page: RenderedPage) -> dict[str, Any]:
+    return {
+        "width": page.width, "height": page.height, "dpi": page.dpi, "grey": page.grey,
+        "warnings": _warnings(page.warnings),
+    }  # fmt: skip
+
+
+def _warnings(warnings: tuple[PdfWarning, ...]) -> list[tuple[str, str, int | None]]:
+    return [(warning.code, warning.message, warning.page) for warning in warnings]

@@ -1,0 +1,79 @@
+"""The open document inside the render child: a PDF or a picture file. Called by child.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from rag_service.errors import PageUnrenderable, UnsupportedType
+from rag_service.pdf import preflight
+from rag_service.pdf.images import ImageSource
+from rag_service.pdf.limits import ChildLimits
+from rag_service.pdf.media import PDF
+from rag_service.pdf.plan import PagePlanner
+from rag_service.pdf.render import render_page
+from rag_service.pdf.types import OcrMode, PlannedPage, RenderedPage
+
+
+class Source(Protocol):
+    """Pages count from 1; both raise PageUnrenderable."""
+
+    media_type: str
+    pages: int
+    repaired: bool
+
+    def plan(self, number: int, mode: OcrMode, *, pixels: bool) -> PlannedPage: ...
+
+    def render(self, number: int, dpi: float) -> RenderedPage: ...
+
+    def close(self) -> None: ...
+
+
+class PdfSource:
+    """A PDF opened by PyMuPDF."""
+
+    media_type = PDF
+
+    def __init__(self, path: Path, password: str | None, limits: ChildLimits) -> None:
+        self._limits = limits
+        self._document = preflight.open_pdf(path, password)
+        self.pages: int = self._document.page_count
+        self.repaired: bool = self._document.is_repaired
+
+    def plan(self, number: int, mode: OcrMode, *, pixels: bool) -> PlannedPage:
+        planner = PagePlanner(mode, trust_hidden_text=self._limits.trust_hidden_text, pixels=pixels)
+        try:
+            return planner.plan(self._document.load_page(number - 1), number)
+        except preflight.MUPDF_ERRORS as error:
+            raise _unrenderable(number, error) from error
+
+    def render(self, number: int, dpi: float) -> RenderedPage:
+        limits = self._limits
+        try:
+            return render_page(
+                self._document.load_page(number - 1), number, dpi,
+                max_pixels=limits.max_pixels, jpeg_quality=limits.jpeg_quality,
+            )  # fmt: skip
+        except preflight.MUPDF_ERRORS as error:
+            raise _unrenderable(number, error) from error
+
+    def close(self) -> None:
+        self._document.close()
+
+
+def open_source(path: Path, media_type: str, password: str | None, limits: ChildLimits) -> Source:
+    """Open by what the bytes show; `media_type`, what was declared, only words the refusal."""
+    kind = preflight.image_type(path)
+    if kind is not None:
+        return ImageSource(path, kind, limits)
+    try:
+        return PdfSource(path, password, limits)
+    except UnsupportedType as error:
+        raise UnsupportedType(
+            f"The file was sent as {media_type} but is not a PDF, PNG, JPEG, TIFF or WebP file."
+        ) from error
+
+
+def _unrenderable(number: int, error: BaseException) -> PageUnrenderable:
+    reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return PageUnrenderable(f"Page {number} cannot be rendered ({reason}).", page=number)

@@ -1,0 +1,95 @@
+"""The words of the design as enums: run and page states, plans, priorities. Used everywhere."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+
+class RunState(StrEnum):
+    """Where a run is on its way."""
+
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    READY = "ready"
+    OCR = "ocr"
+    FINISHING = "finishing"
+    PROCESSED = "processed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({RunState.PROCESSED, RunState.FAILED, RunState.CANCELLED})
+HELD = frozenset({RunState.PREPARING, RunState.OCR, RunState.FINISHING})
+
+
+class Stage(StrEnum):
+    """A kind of work; also the name of its Celery queue."""
+
+    PREPARE = "prepare"
+    OCR = "ocr"
+
+    @property
+    def waiting(self) -> RunState:
+        """The state a run of this stage is claimed from and released to."""
+        return RunState.QUEUED if self is Stage.PREPARE else RunState.READY
+
+    @property
+    def working(self) -> RunState:
+        """The state a claimed run of this stage is in."""
+        return RunState.PREPARING if self is Stage.PREPARE else RunState.OCR
+
+
+class PageState(StrEnum):
+    """What came of a page; anything but pending is done."""
+
+    PENDING = "pending"
+    NATIVE = "native"
+    OCR = "ocr"
+    BLANK = "blank"
+    NO_TEXT = "no_text"
+    TRUNCATED = "truncated"
+    FAILED = "failed"
+
+
+GOOD = frozenset(PageState) - {PageState.PENDING, PageState.FAILED}
+
+
+class WaitingFor(StrEnum):
+    """Why a run that nobody works on waits."""
+
+    WORKER = "worker"
+    QUEUE = "queue"
+    OCR_SERVER = "ocr_server"
+    RETRY = "retry"
+
+
+class Priority(IntEnum):
+    """Lower is claimed first."""
+
+    INTERACTIVE = 0
+    BULK = 1
+
+
+class ServerState(StrEnum):
+    """What is known of an OCR server."""
+
+    UP = "up"
+    DOWN = "down"
+    MISCONFIGURED = "misconfigured"
+    TRIAL = "trial"
+
+
+class OcrMode(StrEnum):
+    """Which pages go to the OCR server: those that need it, all, none."""
+
+    AUTO = "auto"
+    FORCE = "force"
+    OFF = "off"
+
+
+class Plan(StrEnum):
+    """What is to be done with a page."""
+
+    NATIVE = "native"
+    OCR = "ocr"
+    BLANK = "blank"

@@ -1,0 +1,137 @@
+"""Prometheus metrics: what the database says at scrape time, and this process's own counts.
+
+Used by the API. The figures of the database are the same whichever process is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+from kombu.exceptions import OperationalError as BrokerError
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+from redis import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+
+from rag_service import broker
+from rag_service.errors import ConfigurationError
+from rag_service.knowledgebase import fleet
+from rag_service.knowledgebase.fleet import WorkerLoad
+from rag_service.knowledgebase.gauges import Gauges, read_gauges
+from rag_service.states import PageState, RunState, Stage
+
+log = logging.getLogger(__name__)
+
+_NAME = "rag_service_"
+# Uploads of a gigabyte and answers in a millisecond share one histogram.
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+
+
+class Telemetry:
+    """The metrics of one API process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_DatabaseCollector())
+        self._registry.register(_BrokerCollector())
+        self._requests = Counter(
+            _NAME + "http_requests",
+            "Requests answered.",
+            ["method", "route", "status"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            _NAME + "http_request_seconds",
+            "Seconds from a request's head to the end of its answer.",
+            ["method", "route"],
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one request."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus's text format; asks the database and the broker."""
+        return generate_latest(self._registry)
+
+
+class _DatabaseCollector(Collector):
+    """Where the database is away only `database_up 0` remains, and the scrape succeeds."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        try:
+            gauges = read_gauges()
+            loads = [load for stage in Stage for load in fleet.loads(stage)]
+        except (SQLAlchemyError, ConfigurationError) as error:
+            log.warning("No figures from the database: %s", error)
+            yield _gauge("database_up", "1 where PostgreSQL answers.", 0)
+            return
+        yield _gauge("database_up", "1 where PostgreSQL answers.", 1)
+        yield from _of_documents(gauges)
+        yield from _of_workers(loads)
+
+
+class _BrokerCollector(Collector):
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        try:
+            lengths = {stage.value: broker.queue_length(stage) for stage in Stage}
+        except (BrokerError, RedisError, OSError, ConfigurationError) as error:
+            log.warning("No figures from the broker: %s", error)
+            yield _gauge("broker_up", "1 where the broker answers.", 0)
+            return
+        yield _gauge("broker_up", "1 where the broker answers.", 1)
+        yield _family("doorbells", "Doorbells that nobody has taken yet.", "stage", lengths)
+
+
+def _of_documents(gauges: Gauges) -> Iterator[GaugeMetricFamily]:
+    runs = _complete(RunState, gauges.runs)
+    documents = _complete(RunState, gauges.documents)
+    active = _complete(PageState, gauges.active_pages)
+    yield _family("runs", "Runs by state.", "state", runs)
+    yield _family("documents", "Documents by the state of their current run.", "status", documents)
+    yield _gauge("pages", "Pages of all current runs.", gauges.pages)
+    yield _family("active_pages", "Pages of runs that have not ended.", "state", active)
+    yield _family(
+        "oldest_waiting_seconds",
+        "Age of the oldest run that waits for a stage.",
+        "stage",
+        gauges.oldest_waiting,
+    )
+
+
+def _of_workers(loads: list[WorkerLoad]) -> Iterator[GaugeMetricFamily]:
+    workers = dict.fromkeys(Stage, 0)
+    forks = dict.fromkeys(Stage, 0)
+    busy = dict.fromkeys(Stage, 0)
+    for load in loads:
+        workers[load.stage] += 1
+        forks[load.stage] += load.forks
+        busy[load.stage] += load.busy
+    yield _family("workers", "Workers seen lately.", "stage", workers)
+    yield _family("forks", "Forks of live workers.", "stage", forks)
+    yield _family("forks_busy", "Forks that hold a run.", "stage", busy)
+
+
+def _gauge(name: str, meaning: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(_NAME + name, meaning, value=value)
+
+
+def _complete(states: type[StrEnum], counts: Mapping[str, int]) -> dict[str, int]:
+    """A series that is absent at zero would look like a fault of the scrape."""
+    return {state.value: 0 for state in states} | dict(counts)
+
+
+def _family(name: str, meaning: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(_NAME + name, meaning, labels=[label])
+    for key, value in values.items():
+        family.add_metric([str(key)], value)
+    return family

@@ -1,0 +1,67 @@
+"""Which pages are read a second time, and which reading is kept."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from PIL import Image
+
+from workers.cpu_ocr.engine import Box
+from workers.cpu_ocr.turning import likely_turn, read_page
+
+
+def wide(confidence: float) -> list[Box]:
+    return [Box(0, 0, 300, 20, "some words in a row", confidence)]
+
+
+def tall(confidence: float) -> list[Box]:
+    return [Box(0, 0, 20, 300, "some words in a row", confidence)]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "degrees"),
+    [(wide(0.95), 0), (wide(0.6), 180), (tall(0.95), 90), (tall(0.6), 270), ([], 0)],
+)
+def test_the_rule(boxes: list[Box], degrees: int) -> None:
+    assert likely_turn(boxes) == degrees
+
+
+def test_a_slim_letter_alone_is_no_sign_of_a_turn() -> None:
+    assert likely_turn([Box(0, 0, 8, 24, "1", 0.95)]) == 0
+
+
+class Scripted:
+    """Answers by the shape of the picture it is given, and keeps the shapes."""
+
+    def __init__(self, *answers: list[Box]) -> None:
+        self.answers = list(answers)
+        self.sizes: list[tuple[int, int]] = []
+
+    def read(self, picture: bytes) -> list[Box]:
+        self.sizes.append(Image.open(io.BytesIO(picture)).size)
+        return self.answers.pop(0)
+
+
+def png() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (60, 40)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_an_upright_page_is_read_once() -> None:
+    engine = Scripted(wide(0.95))
+    assert read_page(engine, png()).degrees == 0
+    assert engine.sizes == [(60, 40)]
+
+
+def test_a_sideways_page_is_turned_and_the_better_reading_kept() -> None:
+    engine = Scripted(tall(0.9), wide(0.97))
+    page = read_page(engine, png())
+    assert (page.degrees, page.boxes) == (90, wide(0.97))
+    assert engine.sizes == [(60, 40), (40, 60)]
+
+
+def test_a_turn_that_reads_worse_is_not_kept() -> None:
+    page = read_page(Scripted(wide(0.7), wide(0.55)), png())
+    assert (page.degrees, page.boxes) == (0, wide(0.7))

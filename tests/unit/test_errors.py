@@ -1,0 +1,94 @@
+"""The error tree: every class crosses process borders, and every code stands for one thing."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_service import errors
+from rag_service.errors import DocumentError, PageError, RagServiceError, RequestError
+
+CLASSES = sorted(
+    (c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, RagServiceError)),
+    key=lambda c: c.__name__,
+)
+# Bases, signals and start-up errors never end a document, a page or a request.
+CODED = [
+    c for c in CLASSES
+    if issubclass(c, (DocumentError, PageError, RequestError))
+    and c not in (DocumentError, PageError, RequestError)
+]  # fmt: skip
+DOCUMENTED = {
+    "unsupported_type", "empty_file", "corrupt_pdf", "empty_pdf", "encrypted_pdf",
+    "wrong_password", "too_large", "too_many_pages", "page_too_large", "page_timeout",
+    "page_unrenderable", "payload_too_large", "layout_unavailable", "ocr_unavailable",
+    "ocr_rejected", "ocr_empty", "ocr_repetition", "pages_failed", "remote_job_failed",
+    "remote_job_timed_out", "remote_job_expired", "remote_job_cancelled",
+    "remote_result_missing", "document_timeout", "worker_crashed", "source_missing",
+    "storage_unavailable", "cancelled", "internal",
+    "unauthorized", "not_found", "invalid_options", "options_differ", "already_active",
+    "backlog_full",
+}  # fmt: skip
+RETRYABLE = {
+    "layout_unavailable", "ocr_unavailable", "remote_job_failed", "remote_job_timed_out",
+    "remote_job_expired", "remote_job_cancelled", "remote_result_missing",
+    "storage_unavailable", "backlog_full",
+}  # fmt: skip
+
+
+def ids(cls):
+    return cls.__name__
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=ids)
+@given(message=st.text(), page=st.none() | st.integers(1, 10**6))
+def test_pickles_both_ways(cls, message, page):
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        back = pickle.loads(pickle.dumps(cls(message, page=page), protocol))
+        original = cls(message, page=page)
+        assert type(back) is cls
+        assert (back.message, back.page, str(back)) == (original.message, page, str(original))
+        assert (back.code, back.retryable) == (cls.code, cls.retryable)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=ids)
+def test_survives_copy_and_pickling_twice(cls):
+    error = cls("the sentence", page=7)
+    twice = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(copy.copy(error)))))
+    assert (twice.message, twice.page) == ("the sentence", 7)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=ids)
+def test_has_a_sentence_of_its_own_for_people(cls):
+    assert cls.__doc__
+    assert cls.__doc__ != RagServiceError.__doc__ or cls is RagServiceError
+    sentence = str(cls())
+    assert sentence.endswith(".") or sentence.endswith(">.")
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("cls", CODED, ids=ids)
+def test_code_is_a_documented_one(cls):
+    assert cls.code in DOCUMENTED
+
+
+@pytest.mark.parametrize("cls", CODED, ids=ids)
+def test_retryable_is_what_the_documents_say(cls):
+    assert cls.retryable == (cls.code in RETRYABLE)
+
+
+@pytest.mark.parametrize("base", [DocumentError, PageError, RequestError], ids=ids)
+def test_a_code_means_one_class_at_its_level(base):
+    codes = [cls.code for cls in CODED if issubclass(cls, base)]
+    assert sorted(codes) == sorted(set(codes))
+
+
+def test_http_codes_and_document_codes_do_not_mix():
+    http = {cls.code for cls in CODED if issubclass(cls, RequestError)}
+    others = {cls.code for cls in CODED if not issubclass(cls, RequestError)}
+    assert http
+    assert others
+    assert not http & others

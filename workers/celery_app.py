@@ -1,0 +1,29 @@
+"""The Celery application of the workers: queues, routes, limits.
+
+Started by `rag-service worker …` or bare `celery -A workers.celery_app worker`.
+Nothing heavy is imported here: forks are made from this process.
+"""
+
+from __future__ import annotations
+
+from rag_service.broker import TASK_NAMES, make_app
+from rag_service.settings import get_settings
+from rag_service.states import Stage
+
+settings = get_settings()
+app = make_app(settings)
+app.conf.update(
+    imports=("workers.prepare_worker", "workers.ocr_worker", "workers.main_process"),
+    task_routes={TASK_NAMES[stage]: {"queue": stage.value} for stage in Stage},
+    # Explicit, so that a bare `celery worker` never takes the host's core count.
+    worker_concurrency=settings.ocr.worker_concurrency,
+    worker_prefetch_multiplier=1,
+    task_acks_late=True,
+    # A lost child's run is released by the main process; its message must not come again.
+    task_reject_on_worker_lost=False,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    worker_send_task_events=True,
+    task_send_sent_event=True,
+    worker_hijack_root_logger=False,
+    worker_redirect_stdouts=False,
+)

@@ -1,0 +1,1 @@
+"""The CPU OCR server's parts: engine, turning, reading order, desk, HTTP."""

@@ -1,0 +1,161 @@
+"""The maintenance loop: expired leases, doorbells, outages, removals. One holder at a time.
+
+A plain process, not a Celery task: it repairs deaf workers and lost brokers, so it must not
+ride on them. Started by `rag-service worker maintenance`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from rag_service import broker, lifecycle
+from rag_service.errors import OcrUnavailable
+from rag_service.knowledgebase import fleet, leases, runs, servers
+from rag_service.knowledgebase.engine import DatabaseError
+from rag_service.knowledgebase.fleet import Tenure
+from rag_service.logs import configure_logging
+from rag_service.ocr.client import OcrClient, Probe
+from rag_service.settings import Settings
+from rag_service.states import ServerState, Stage
+from rag_service.storage import DocumentStore
+from workers.server import ocr_server
+
+log = logging.getLogger(__name__)
+
+
+def main(settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT."""
+    configure_logging(settings)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    Maintenance(settings, stop).run()
+
+
+class Maintenance:
+    """Rounds while the lease is held; a round never waits for the network beyond PostgreSQL."""
+
+    def __init__(self, settings: Settings, stop: threading.Event) -> None:
+        self._settings = settings
+        self._stop = stop
+        self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+        self._store = DocumentStore(settings)
+        self._beside = ThreadPoolExecutor(max_workers=2, thread_name_prefix="beside")
+        self._running: dict[str, Future[None]] = {}
+        self._probed_at = float("-inf")
+        # PostgreSQL was away until this moment: nobody could renew a lease before.
+        self._reachable_since = float("-inf")
+        self._tenure: Tenure | None = None
+
+    def run(self) -> None:
+        """Rounds until the stop event is set."""
+        while not self._stop.is_set():
+            try:
+                self._round_if_holder()
+            except DatabaseError as error:
+                log.warning("PostgreSQL is away: %s", error)
+                self._reachable_since = float("inf")
+            self._stop.wait(self._settings.maintenance.interval)
+        self._leave()
+
+    def _round_if_holder(self) -> None:
+        tenure = fleet.hold_maintenance(self._holder, self._settings.maintenance.lease)
+        if self._reachable_since == float("inf"):
+            self._reachable_since = time.monotonic()
+        if tenure is None:
+            return
+        if tenure != self._tenure:
+            log.info("%s holds maintenance, term %d", tenure.holder, tenure.epoch)
+            self._tenure = tenure
+        self.round()
+
+    def round(self) -> None:
+        """One round: leases first, then doorbells; the rest runs beside it."""
+        if time.monotonic() - self._reachable_since > self._settings.lease.seconds:
+            expired = leases.release_expired(self._settings.lease)
+            if expired:
+                log.warning("%d leases expired; their runs go back to the queue.", expired)
+        for stage in Stage:
+            self._ring(stage)
+        self._start_beside("servers", self._tend_server)
+        self._start_beside("removals", self._remove)
+
+    def _ring(self, stage: Stage) -> None:
+        """Top the doorbells up to what free forks may claim; what rings already counts."""
+        server = ocr_server()
+        workers = fleet.loads(stage)
+        wanted = fleet.doorbells_wanted(workers, *fleet.claimable_counts(stage, server))
+        if wanted == 0:
+            return
+        ringing = broker.queue_length(stage)
+        if ringing is None:
+            return
+        for target in runs.next_claimable(stage, server, max(0, wanted - ringing)):
+            broker.ring(stage, target.run_id, target.filename)
+
+    def _start_beside(self, name: str, work: Callable[[], None]) -> None:
+        """Start the work in a thread unless its last turn still runs."""
+        last = self._running.get(name)
+        if last is not None and not last.done():
+            return
+        if last is not None and (error := last.exception()) is not None:
+            log.warning("%s: %s", name, error)
+        self._running[name] = self._beside.submit(work)
+
+    def _tend_server(self) -> None:
+        """Probe a server that is out, open it for one page, fail what waited too long."""
+        server = ocr_server()
+        record = servers.get(server) if server else None
+        if record is None or record.state is ServerState.UP:
+            return
+        servers.end_stale_trial(record.url)
+        limit = self._settings.ocr.outage_limit
+        failed = servers.fail_long_parked(
+            record.url, limit, OcrUnavailable(f"{OcrUnavailable().message} ({record.message})")
+        )
+        if failed:
+            log.error("%d documents waited for %s longer than %.0f s.", failed, record.url, limit)
+        if record.state is not ServerState.TRIAL and self._probe_is_due():
+            self._judge(record.url, asyncio.run(self._probe()))
+
+    def _probe_is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._probed_at < self._settings.ocr.probe_interval:
+            return False
+        self._probed_at = now
+        return True
+
+    async def _probe(self) -> Probe:
+        async with OcrClient(self._settings.ocr, connections=1) as client:
+            return await client.probe()
+
+    def _judge(self, url: str, probe: Probe) -> None:
+        if not probe.ok:
+            servers.mark_out(url, probe.message, misconfigured=probe.misconfigured)
+            return
+        trial = servers.begin_trial(url)
+        log.info("%s passes its probe; %s", url, f"run {trial} tries it" if trial else "it is up")
+
+    def _remove(self) -> None:
+        removed = lifecycle.remove_hidden(self._store)
+        if removed:
+            log.info("%d deleted documents are gone for good.", removed)
+        fleet.forget_dead()
+
+    def _leave(self) -> None:
+        self._beside.shutdown(wait=False, cancel_futures=True)
+        if self._tenure is None:
+            return
+        try:
+            fleet.leave_maintenance(self._tenure)
+        except DatabaseError as error:
+            log.warning("The maintenance lease stays until it expires: %s", error)

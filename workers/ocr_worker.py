@@ -1,0 +1,129 @@
+"""The queue `ocr`: a run's remaining pages through its parser, each stored as it ends."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from rag_service.broker import TASK_NAMES
+from rag_service.knowledgebase import leases, pages, runs, servers
+from rag_service.knowledgebase.pages import PendingPage, StoredPage
+from rag_service.parsers.base import PageResult, PageTask, ParseJob
+from rag_service.parsers.registry import make_parser
+from rag_service.settings import get_settings
+from rag_service.states import ServerState, Stage
+from workers.celery_app import app
+from workers.held_run import HeldRun
+from workers.server import ocr_server
+from workers.source import opened
+from workers.stage import work_on_next
+
+# How stale the shared note of the last answered page may be.
+_ANSWERED_NOTE_SECONDS = 2.0
+
+
+@app.task(bind=True, name=TASK_NAMES[Stage.OCR])
+def read_pages(self: Any, run_id: str) -> str:  # noqa: ARG001
+    """Answer a doorbell; the run it names is for the monitor's eyes only."""
+    return work_on_next(Stage.OCR, self.request.id, read_run)
+
+
+async def read_run(held: HeldRun) -> None:
+    """Read the pages that remain; finish the run, or let it wait for a page's later try."""
+    run = held.run
+    due = [page for page in await held.call(lambda: pages.pending(run)) if not page.waits]
+    if due:
+        await _parse(held, due)
+    if not await held.call(lambda: pages.pending(run)):
+        await held.call(lambda: runs.finish(run))
+        return
+    wait = await held.call(lambda: pages.seconds_until_due(run))
+    await held.call(lambda: leases.release(run, retry_in=wait))
+
+
+async def _parse(held: HeldRun, due: list[PendingPage]) -> None:
+    run = held.run
+    parser = make_parser(run.parser, get_settings())
+    job = ParseJob(
+        run_id=run.id,
+        model=run.model,
+        dpi=run.dpi,
+        pages=[PageTask(page.number, page.tries) for page in due],
+    )
+    async with opened(run) as (pdf, _):
+        await parser.parse(job, pdf, Sink(held, parser.version), Watch(held))
+
+
+class Sink:
+    """Stores a parser's pages under the run's claim."""
+
+    def __init__(self, held: HeldRun, parser_version: str) -> None:
+        self._held = held
+        self._version = parser_version
+
+    async def in_hand(self, number: int) -> None:
+        """Note the page as in hand. Raises LeaseLost, Draining."""
+        self._held.check_drain()
+        run = self._held.run
+        await self._held.call(lambda: pages.take_in_hand(run, number))
+
+    async def still_ours(self) -> None:
+        """Raises LeaseLost where the run is ours no longer."""
+        self._held.check()
+        run = self._held.run
+        await self._held.call(lambda: leases.require(run))
+
+    async def store(self, result: PageResult) -> None:
+        """Raises LeaseLost."""
+        run, page = self._held.run, self._stored(result)
+        await self._held.call(lambda: pages.store(run, page))
+
+    def _stored(self, result: PageResult) -> StoredPage:
+        return StoredPage(
+            number=result.number,
+            state=result.state,
+            markdown=result.markdown,
+            columns={
+                "finish_reason": result.finish_reason,
+                "prompt_tokens": result.prompt_tokens,
+                "completion_tokens": result.completion_tokens,
+                "seconds": result.seconds,
+                "engine": result.engine,
+                "model": result.model,
+                "dpi": result.dpi,
+                "parser_version": self._version,
+            },
+            warnings=[asdict(warning) for warning in result.warnings],
+            error=result.error,
+            retry_in=result.retry_in,
+        )
+
+
+class Watch:
+    """What all workers together know of the OCR server."""
+
+    def __init__(self, held: HeldRun) -> None:
+        self._held = held
+        self._noted_at = float("-inf")
+
+    async def is_up(self) -> bool:
+        """False while the server is out or on trial."""
+        record = await self._held.call(lambda: servers.get(_url()))
+        return record is None or record.state is ServerState.UP
+
+    async def answered_since(self, moment: datetime) -> bool:
+        """Whether any worker had a page answered after that moment."""
+        return await self._held.call(lambda: servers.answered_since(_url(), moment))
+
+    async def answered(self) -> None:
+        """Note an answered page, at once where it is the first of this run."""
+        now = time.monotonic()
+        if now - self._noted_at >= _ANSWERED_NOTE_SECONDS:
+            self._noted_at = now
+            await self._held.call(lambda: servers.mark_answered(_url()))
+
+
+def _url() -> str:
+    return ocr_server() or ""

@@ -1,0 +1,95 @@
+"""The queue `prepare`: preflight, reuse, the plan of each page; native pages are stored at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from rag_service import broker
+from rag_service.broker import TASK_NAMES
+from rag_service.knowledgebase import pages, runs
+from rag_service.knowledgebase.pages import PlannedRow
+from rag_service.pdf.document import PdfWorker
+from rag_service.pdf.types import PdfWarning, PlannedPage, Preflight
+from rag_service.states import OcrMode, PageState, Plan, Stage
+from workers.celery_app import app
+from workers.held_run import HeldRun
+from workers.source import opened
+from workers.stage import work_on_next
+
+# Pages a transaction: the window that bounds memory and what a crash may cost.
+_WINDOW = 64
+
+
+@app.task(bind=True, name=TASK_NAMES[Stage.PREPARE])
+def prepare(self: Any, run_id: str) -> str:  # noqa: ARG001
+    """Answer a doorbell; the run it names is for the monitor's eyes only."""
+    return work_on_next(Stage.PREPARE, self.request.id, prepare_run)
+
+
+async def prepare_run(held: HeldRun) -> None:
+    """Plan every page of the run, then finish it or hand it to the ocr stage."""
+    run = held.run
+    if run.reuse_pages:
+        await held.call(lambda: pages.reuse(run))
+    async with opened(run) as (pdf, preflight):
+        held.page_count = preflight.pages
+        warnings = [_warning(warning) for warning in preflight.warnings]
+        await held.call(lambda: runs.note_preflight(run, preflight.pages, warnings))
+        await _plan_pages(held, pdf, preflight)
+    if await held.call(lambda: pages.pending(run)):
+        await held.call(lambda: runs.hand_to_ocr(run))
+        broker.ring(Stage.OCR, run.id, run.filename)
+    else:
+        await held.call(lambda: runs.finish(run))
+
+
+async def _plan_pages(held: HeldRun, pdf: PdfWorker, preflight: Preflight) -> None:
+    run = held.run
+    known = await held.call(lambda: pages.planned_numbers(run))
+    missing = [n for n in range(1, preflight.pages + 1) if n not in known]
+    async for window in _windows(pdf.plan(OcrMode(run.ocr), missing)):
+        held.check_drain()
+        rows = [_row(page) for page in window]
+        await held.call(lambda rows=rows: pages.store_plan(run, rows))  # type: ignore[misc]
+
+
+async def _windows(planned: AsyncIterator[PlannedPage]) -> AsyncIterator[Sequence[PlannedPage]]:
+    window: list[PlannedPage] = []
+    async for page in planned:
+        window.append(page)
+        if len(window) == _WINDOW:
+            yield window
+            window = []
+    if window:
+        yield window
+
+
+def _row(page: PlannedPage) -> PlannedRow:
+    return PlannedRow(
+        number=page.number,
+        plan=page.plan,
+        plan_reason=page.reason,
+        state=_state(page),
+        width_pt=page.width_pt,
+        height_pt=page.height_pt,
+        markdown=page.markdown,
+        warnings=[_warning(warning) for warning in page.warnings],
+        error=page.error,
+    )
+
+
+def _state(page: PlannedPage) -> PageState:
+    if page.error is not None:
+        return PageState.FAILED
+    if page.no_text:
+        return PageState.NO_TEXT
+    return {
+        Plan.NATIVE: PageState.NATIVE,
+        Plan.BLANK: PageState.BLANK,
+        Plan.OCR: PageState.PENDING,
+    }[Plan(page.plan)]
+
+
+def _warning(warning: PdfWarning) -> dict[str, Any]:
+    return {"code": warning.code, "message": warning.message}

@@ -1,0 +1,61 @@
+"""The document a fork has open: its bytes from the store, its pages through the render child."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from functools import cache
+from pathlib import Path
+
+from rag_service.errors import StorageUnavailable
+from rag_service.knowledgebase.leases import ClaimedRun
+from rag_service.pdf.document import PdfWorker
+from rag_service.pdf.types import Preflight
+from rag_service.settings import get_settings
+from rag_service.storage import DocumentStore
+
+log = logging.getLogger(__name__)
+
+_WAITS_FOR_STORE = (1.0, 5.0, 20.0)
+
+
+@cache
+def _store(_pid: int) -> DocumentStore:
+    return DocumentStore(get_settings())
+
+
+@cache
+def _pdf_worker() -> PdfWorker:
+    """The fork's one render child, kept from document to document on the fork's one loop."""
+    settings = get_settings()
+    return PdfWorker(settings.pdf, settings.limits.max_pages)
+
+
+@asynccontextmanager
+async def opened(run: ClaimedRun) -> AsyncIterator[tuple[PdfWorker, Preflight]]:
+    """The run's document, open in the render child.
+
+    Raises SourceMissing, StorageUnavailable after some tries, and what PdfWorker.open raises.
+    """
+    with ExitStack() as stack:
+        path = await _fetch(run.source_key, stack)
+        preflight = await _pdf_worker().open(path, run.media_type)
+        yield _pdf_worker(), preflight
+
+
+async def _fetch(key: str, stack: ExitStack) -> Path:
+    for wait in _WAITS_FOR_STORE:
+        try:
+            return await _open_local(key, stack)
+        except StorageUnavailable as error:
+            log.warning("The document store is away, trying again in %.0f s: %s", wait, error)
+        await asyncio.sleep(wait)
+    return await _open_local(key, stack)
+
+
+async def _open_local(key: str, stack: ExitStack) -> Path:
+    store = _store(os.getpid())
+    return await asyncio.to_thread(stack.enter_context, store.open_local(key))
