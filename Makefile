@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 DEMO := samples/out/agreement.pdf samples/out/scan.pdf
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check format chaos corpus bench clean
+.PHONY: help demo up test check format chaos corpus bench readme clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -43,6 +43,10 @@ corpus: $(VENV)/dev ## Real files through the real pipeline, with a table of rig
 bench: $(VENV)/dev ## Make every figure of the docs again (long)
 	set -e; for file in benchmarks/[a-z]*.py; do \
 		$(BIN)/python -m "benchmarks.$$(basename "$$file" .py)"; done
+
+readme: $(VENV)/runtime ## Write the settings table into the README again
+	$(BIN)/rag-service settings > $(VENV)/settings.md
+	sed -i -e '/<!-- settings -->/,/<!-- \/settings -->/{//!d}' -e '/<!-- settings -->/r $(VENV)/settings.md' README.md
 
 clean: ## Remove .venv and what was built
 	rm -rf $(VENV) samples/out build dist *.egg-info

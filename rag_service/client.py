@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import ipaddress
-import time
+import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from rag_service.errors import (
     BacklogFull,
+    ConfigurationError,
     PageError,
     RagServiceError,
     ServiceUnreachable,
+    StorageUnavailable,
     Unauthorized,
 )
-from rag_service.knowledgebase.views import DocumentView, PageView
-from rag_service.reprocess import Redo
+from rag_service.knowledgebase.views import DocumentView, PageView, Redo
 from rag_service.settings import Settings
 from rag_service.states import RunState
 
@@ -31,6 +32,7 @@ _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 300.0
 _LISTED = 100
 _PAGES = 100
+_MOST_IDS = 1000
 # Uploads are idempotent by their sha256, so a broken connection is worth a few more tries.
 _RETRY_WAITS = (1.0, 3.0, 9.0)
 _BACKLOG_SECONDS = 10.0
@@ -46,23 +48,16 @@ class Sent(BaseModel):
     duplicate: bool
 
 
-class Listing(BaseModel):
-    """A page of the listing."""
-
+class _Listing(BaseModel):
     documents: list[DocumentView]
     next_cursor: str | None
 
 
-class Cancelled(BaseModel):
-    """Whether a run was at work and is cancelled now."""
-
-    id: str
+class _Cancelled(BaseModel):
     cancelled: bool
 
 
-class Redone(BaseModel):
-    """What a bulk redo did or would do."""
-
+class _Redone(BaseModel):
     documents: list[Redo]
 
 
@@ -78,7 +73,10 @@ class Client:
     """
 
     def __init__(self, settings: Settings) -> None:
+        """Raises ConfigurationError for an api.url that is no address."""
+        self._closed = threading.Event()
         self._url = settings.api.url.rstrip("/")
+        _require_address(self._url)
         key = settings.api.key
         self._http = httpx.Client(
             base_url=self._url,
@@ -97,11 +95,12 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._closed.set()
         self._http.close()
 
-    def require_alive(self) -> None:
-        """Raise ServiceUnreachable where nothing answers at the service's address."""
-        self._ask("GET", "/health/live")
+    def require_answer(self) -> None:
+        """Raise ServiceUnreachable or Unauthorized before a long piece of work begins."""
+        self._ask("GET", "/documents", params={"limit": "1"})
 
     def send(
         self,
@@ -121,12 +120,13 @@ class Client:
                 return self._send_once(path, fields)
             except _Backlog as full:
                 on_backlog(full.seconds)
-                time.sleep(full.seconds)
-            except ServiceUnreachable:
+                wait: float | None = full.seconds
+            except (ServiceUnreachable, StorageUnavailable):
                 wait = next(waits, None)
                 if wait is None:
                     raise
-                time.sleep(wait)
+            if self._closed.wait(wait):
+                raise ServiceUnreachable("The upload was given up.")
 
     def _send_once(self, path: Path, fields: dict[str, str]) -> Sent:
         with path.open("rb") as file:
@@ -142,7 +142,7 @@ class Client:
         cursor: dict[str, str] = {}
         while len(found) < limit:
             query = filters | cursor | {"limit": str(min(_LISTED, limit - len(found)))}
-            listing = _parsed(Listing, self._ask("GET", "/documents", params=query))
+            listing = _parsed(_Listing, self._ask("GET", "/documents", params=query))
             found += listing.documents
             if listing.next_cursor is None:
                 break
@@ -171,16 +171,29 @@ class Client:
     def cancel(self, document_id: str) -> bool:
         """False where nothing was at work any more."""
         answer = self._ask("POST", f"/documents/{_part(document_id)}/cancel")
-        return _parsed(Cancelled, answer).cancelled
+        return _parsed(_Cancelled, answer).cancelled
 
     def delete(self, document_id: str) -> None:
         self._ask("DELETE", f"/documents/{_part(document_id)}")
 
+    def redo(self, document_id: str, changes: dict[str, Any]) -> Redo:
+        """Redo one document; `changes` may hold a password."""
+        path = f"/documents/{_part(document_id)}/reprocess"
+        return _parsed(Redo, self._ask("POST", path, json=changes))
+
+    def redo_many(self, wanted: dict[str, Any]) -> list[Redo]:
+        """Redo what the selectors mean; any number of `ids`."""
+        ids = wanted.get("ids", [])
+        batches = [ids[i : i + _MOST_IDS] for i in range(0, len(ids), _MOST_IDS)] or [[]]
+        redone: list[Redo] = []
+        for batch in batches:
+            answer = self._ask("POST", "/reprocess", json=wanted | {"ids": batch})
+            redone += _parsed(_Redone, answer).documents
+        return redone
+
     def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:
             answer = self._http.request(method, path, **request)
-        except httpx.InvalidURL as error:
-            raise ServiceUnreachable(f"RAG_SERVICE_URL: {self._url}: {error}.") from error
         except httpx.TransportError as error:
             raise ServiceUnreachable(
                 f"The service does not answer at {self._url} ({_why(error)}). Start it with "
@@ -252,8 +265,6 @@ def _parsed(view: type[View], answer: httpx.Response) -> View:
 
 def _part(document_id: str) -> str:
     """An id as one part of a path, whatever was typed."""
-    from urllib.parse import quote
-
     return quote(document_id, safe="") or "-"
 
 
@@ -261,6 +272,15 @@ def _why(error: httpx.TransportError) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "no answer in time"
     return str(error) or type(error).__name__
+
+
+def _require_address(url: str) -> None:
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigurationError(f"api.url: {url}: {error} (RAG_SERVICE_URL).") from error
+    if parts.scheme not in {"http", "https"} or not parts.host:
+        raise ConfigurationError(f"api.url: {url} is not http://host:port (RAG_SERVICE_URL).")
 
 
 def _is_loopback(url: str) -> bool:

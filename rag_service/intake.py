@@ -9,12 +9,19 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from sqlalchemy import Connection
 
 from rag_service import broker
-from rag_service.errors import AlreadyActive, BacklogFull, InvalidOptions, OptionsDiffer
+from rag_service.errors import (
+    AlreadyActive,
+    BacklogFull,
+    InvalidOptions,
+    NotFound,
+    OptionsDiffer,
+)
 from rag_service.knowledgebase import documents, runs
 from rag_service.knowledgebase.documents import Known, NewDocument
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.models import new_id
 from rag_service.knowledgebase.runs import RunOptions
+from rag_service.knowledgebase.text import clean
 from rag_service.parsers.registry import require_parser
 from rag_service.settings import Settings
 from rag_service.spool import Spool
@@ -90,7 +97,7 @@ def _priority(name: str | None) -> Priority:
 
 def display_name(name: str | None) -> str:
     """A sender's file name without its folders, for people to read; never used as a path."""
-    base = PurePosixPath(PureWindowsPath(name or "").name).name.strip()
+    base = " ".join(clean(PurePosixPath(PureWindowsPath(name or "").name).name).split())
     return base[:_LONGEST_NAME] or "unnamed"
 
 
@@ -128,15 +135,30 @@ def accept(
         bytes=spool.bytes,
     )
     with documents.content_lock(new.sha256) as connection:
-        with connection.begin():
-            known = documents.find_by_content(connection, new.collection, new.sha256)
-        if known is not None:
-            accepted, run_id = _again(connection, store, known, options, decrypted)
-        else:
-            accepted, run_id = _first(connection, store, new, spool.path, options, decrypted)
+        accepted, run_id = _settle(connection, store, new, spool.path, options, decrypted)
     if run_id is not None:
         broker.ring(Stage.PREPARE, run_id, new.filename)
     return accepted
+
+
+def _settle(
+    connection: Connection,
+    store: DocumentStore,
+    new: NewDocument,
+    path: Path,
+    options: IntakeOptions,
+    decrypted: Path | None,
+) -> tuple[Accepted, str | None]:
+    """A new document, or the known one; looks again where a delete or reprocess came between."""
+    while True:
+        with connection.begin():
+            known = documents.find_by_content(connection, new.collection, new.sha256)
+        if known is None:
+            return _first(connection, store, new, path, options, decrypted)
+        try:
+            return _again(connection, store, known, options, decrypted)
+        except (AlreadyActive, NotFound):
+            continue
 
 
 def _first(
@@ -172,10 +194,6 @@ def _again(
         return Accepted(known.id, known.state, duplicate=True, queued=False), None
     if decrypted is not None:
         adopt_copy(connection, store, known, decrypted)
-    try:
-        with connection.begin():
-            run_id = runs.add_run(connection, known.id, options.run, options.priority)
-    except AlreadyActive:
-        # A reprocess came first; this upload is one more sender of the same file.
-        return Accepted(known.id, RunState.QUEUED, duplicate=True, queued=False), None
+    with connection.begin():
+        run_id = runs.add_run(connection, known.id, options.run, options.priority)
     return Accepted(known.id, RunState.QUEUED, duplicate=True, queued=True), run_id

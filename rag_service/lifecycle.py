@@ -26,6 +26,8 @@ def delete(document_id: str) -> None:
     with begin() as connection:
         if not documents.hide(connection, document_id):
             raise NotFound()
+    # Afterwards: no new run can come now, and a run is locked before its document.
+    with begin() as connection:
         runs.cancel(connection, document_id, Cancelled())
 
 
@@ -43,12 +45,13 @@ def remove_hidden(store: DocumentStore, limit: int = 100) -> int:
 
 
 def _remove(store: DocumentStore, hidden: Hidden) -> None:
-    """Rows first: bytes without a row are waste, a row without its bytes would be a lie."""
+    """Bytes first: the hidden row brings us back to them where the store is away."""
     with documents.content_lock(hidden.sha256) as connection:
         with connection.begin():
-            documents.remove(connection, hidden.id)
-            needed = documents.is_referenced(connection, hidden.source_key)
+            needed = documents.others_need(connection, hidden.id, hidden.sha256, hidden.source_key)
         if not needed:
             store.delete(hidden.source_key)
         # After a crash a decrypted copy may stand there that no row names.
         store.delete(working_key(hidden.id))
+        with connection.begin():
+            documents.remove(connection, hidden.id)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
-from pydantic import BaseModel
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
 from rag_service import broker
-from rag_service.errors import InvalidOptions, NotFound
+from rag_service.errors import AlreadyActive, InvalidOptions, NotFound
 from rag_service.knowledgebase import runs
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.runs import RunOptions
@@ -21,29 +18,10 @@ from rag_service.knowledgebase.selection import (
     good_pages,
     select_documents,
 )
+from rag_service.knowledgebase.views import Action, Redo
 from rag_service.parsers.registry import require_parser
 from rag_service.settings import Settings
 from rag_service.states import OcrMode, Priority, RunState, Stage
-
-
-class Action(StrEnum):
-    """What becomes of a selected document."""
-
-    QUEUED = "queued"
-    WOULD_QUEUE = "would_queue"
-    SKIPPED_ACTIVE = "skipped_active"
-    NOTHING_TO_REDO = "nothing_to_redo"
-
-
-class Redo(BaseModel):
-    """One selected document: its pages, how many of them are read again, and the new run."""
-
-    id: str
-    filename: str
-    action: Action
-    run_id: str | None
-    pages_reused: int
-    pages_redone: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +111,10 @@ def _queue(redo: Redo, options: RunOptions, change: Change) -> Redo:
     try:
         with begin() as connection:
             run_id = _add_run(connection, redo.id, options, change)
-    except IntegrityError:
-        # Somebody else's run came first; the unique index is the judge.
+    except NotFound:
+        # Deleted since it was selected.
+        return redo.model_copy(update={"action": Action.NOTHING_TO_REDO})
+    except AlreadyActive:
         return redo.model_copy(update={"action": Action.SKIPPED_ACTIVE})
     broker.ring(Stage.PREPARE, run_id, redo.filename)
     return redo.model_copy(update={"action": Action.QUEUED, "run_id": run_id})

@@ -106,6 +106,6 @@ def adopt_copy(connection: Connection, store: DocumentStore, known: Known, decry
     store.put_file(key, decrypted)
     with connection.begin():
         documents.set_source(connection, known.id, key)
-        needed = documents.is_referenced(connection, known.source_key)
-    if not needed:
+        needed = documents.others_need(connection, known.id, known.sha256, known.source_key)
+    if not needed and known.source_key != key:
         store.delete(known.source_key)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from rag_service.errors import DocumentTimeout, Draining, LeaseLost, RagServiceError
 from rag_service.knowledgebase import leases
@@ -35,16 +35,16 @@ class HeldRun:
         self.run = run
         self.page_count = run.page_count
         self._settings = settings
-        self._claimed_at = self._renewed_at = self._checked_at = time.monotonic()
+        self._claimed_at = self._renewed_at = time.monotonic()
         self._draining_since: float | None = None
         self._reason: RagServiceError | None = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="lease", daemon=True)
 
     async def __aenter__(self) -> HeldRun:
         self._loop = asyncio.get_running_loop()
-        self._work = asyncio.current_task()
-        self._thread.start()
+        self._work = cast("asyncio.Task[None]", asyncio.current_task())
+        self._guarding = asyncio.create_task(self._guard())
+        threading.Thread(target=self._renewals, name="lease", daemon=True).start()
         return self
 
     async def __aexit__(
@@ -54,6 +54,7 @@ class HeldRun:
         trace: TracebackType | None,
     ) -> None:
         self._closed.set()
+        self._guarding.cancel()
         # The cancellation was our own doing: say why instead.
         if isinstance(error, asyncio.CancelledError) and self._reason is not None:
             raise self._reason from error
@@ -86,30 +87,38 @@ class HeldRun:
                 log.warning("PostgreSQL is away, trying again: %s", error)
             await asyncio.sleep(_DATABASE_RETRY_SECONDS)
 
-    def _watch(self) -> None:
-        while not self._closed.wait(_TICK_SECONDS):
+    async def _guard(self) -> None:
+        """In the event loop, which no hanging database call can hold up."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
             try:
-                self._tick()
-            except DatabaseError as error:
-                log.warning("The lease cannot be renewed: %s", error)
+                self.check()
+                self._check_limits()
             except RagServiceError as reason:
                 self._stop(reason)
                 return
 
-    def _tick(self) -> None:
-        self.check()
-        self._check_limits()
-        now = time.monotonic()
-        if now - self._checked_at < _CHECK_SECONDS:
-            return
+    def _renewals(self) -> None:
+        """In a thread, which no busy event loop can hold up."""
         # Also between renewals: a cancel must reach the server's slots soon.
-        self._checked_at = now
-        due = now - self._renewed_at >= self._settings.lease.renew_every
-        held = leases.renew(self.run, self._settings.lease) if due else leases.holds(self.run)
-        if not held:
-            raise LeaseLost()
-        if due:
-            self._renewed_at = now
+        pause = min(_CHECK_SECONDS, self._settings.lease.renew_every)
+        while not self._closed.wait(pause):
+            try:
+                held = self._renew_or_ask()
+            except DatabaseError as error:
+                log.warning("The lease cannot be renewed: %s", error)
+                continue
+            if not held:
+                self._loop.call_soon_threadsafe(self._stop, LeaseLost())
+                return
+
+    def _renew_or_ask(self) -> bool:
+        now = time.monotonic()
+        if now - self._renewed_at < self._settings.lease.renew_every:
+            return leases.holds(self.run)
+        held = leases.renew(self.run, self._settings.lease)
+        self._renewed_at = now
+        return held
 
     def _check_limits(self) -> None:
         now = time.monotonic()
@@ -126,9 +135,9 @@ class HeldRun:
             )
 
     def _stop(self, reason: RagServiceError) -> None:
-        self._reason = reason
-        if self._work is not None:
-            self._loop.call_soon_threadsafe(self._work.cancel)
+        if self._reason is None:
+            self._reason = reason
+            self._work.cancel()
 
 
 Work = Callable[[HeldRun], Awaitable[None]]

@@ -35,6 +35,13 @@ def upgrade() -> None:
     op.create_index("ix_documents_created", "documents", ["created_at", "id"], unique=False)
     op.create_index("ix_documents_sha256", "documents", ["sha256"], unique=False)
     op.create_index(
+        "ix_documents_deleted",
+        "documents",
+        ["deleted_at"],
+        unique=False,
+        postgresql_where=sa.text("deleted_at IS NOT NULL"),
+    )
+    op.create_index(
         "uq_documents_content",
         "documents",
         ["collection", "sha256"],
@@ -122,7 +129,7 @@ def upgrade() -> None:
         unique=False,
         postgresql_where=sa.text("state NOT IN ('cancelled', 'failed', 'processed')"),
     )
-    op.create_index("ix_runs_document", "runs", ["document_id", "number"], unique=False)
+    op.create_index("uq_runs_number", "runs", ["document_id", "number"], unique=True)
     op.create_index(
         "ix_runs_error",
         "runs",
@@ -183,7 +190,7 @@ def downgrade() -> None:
     op.drop_index(
         "ix_runs_error", table_name="runs", postgresql_where=sa.text("error_code IS NOT NULL")
     )
-    op.drop_index("ix_runs_document", table_name="runs")
+    op.drop_index("uq_runs_number", table_name="runs")
     op.drop_index(
         "ix_runs_claim",
         table_name="runs",
@@ -197,6 +204,11 @@ def downgrade() -> None:
         "uq_documents_content",
         table_name="documents",
         postgresql_where=sa.text("deleted_at IS NULL"),
+    )
+    op.drop_index(
+        "ix_documents_deleted",
+        table_name="documents",
+        postgresql_where=sa.text("deleted_at IS NOT NULL"),
     )
     op.drop_index("ix_documents_sha256", table_name="documents")
     op.drop_index("ix_documents_created", table_name="documents")

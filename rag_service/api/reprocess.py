@@ -19,7 +19,8 @@ from rag_service.api.problems import documented
 from rag_service.api.services import Here
 from rag_service.errors import AlreadyActive, InvalidOptions
 from rag_service.knowledgebase.selection import Selectors
-from rag_service.reprocess import Action, Change, Redo, check_change, reprocess
+from rag_service.knowledgebase.views import Action, Redo
+from rag_service.reprocess import Change, check_change, reprocess
 from rag_service.settings import Settings
 from rag_service.states import OcrMode, Priority
 from rag_service.unlock import unlock_stored

@@ -1,4 +1,160 @@
+"""The commands that look at documents or end them: status, show, cancel, delete."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
+from rag_service.cli import rendering, words
+from rag_service.cli.options import Collection, Ids, Json, begin
+from rag_service.cli.output import print_json, print_table
+from rag_service.cli.rendering import Format
+from rag_service.errors import NotFound
+from rag_service.states import RunState
 
-def register(app: typer.Typer) -> None: ...
+if TYPE_CHECKING:
+    from rag_service.client import Client
+    from rag_service.knowledgebase.views import DocumentView
+
+_COLUMNS = ("id", "file", "collection", "status", "pages", "waits", "error", "warnings", "added")
+_LISTED = 50
+_GONE = "not found"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(status)
+    app.command()(show)
+    app.command()(cancel)
+    app.command()(delete)
+
+
+def status(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="Documents by their id; none: the newest."),
+    ] = None,
+    wanted: Annotated[
+        RunState | None, typer.Option("--status", help="Only documents in this state.")
+    ] = None,
+    collection: Collection = None,
+    error: Annotated[
+        str | None, typer.Option(help="Only documents whose newest run has this error code.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most documents listed.")] = _LISTED,
+    as_json: Json = False,
+) -> None:
+    """Show how documents stand, the newest first."""
+    with _client() as client:
+        if ids:
+            found = [(one, _look_up(client, one)) for one in dict.fromkeys(ids)]
+        else:
+            filters = {"status": wanted, "collection": collection, "error": error}
+            given = {name: str(value) for name, value in filters.items() if value is not None}
+            found = [(view.id, view) for view in client.documents(given, limit)]
+    views = [view for _, view in found if view]
+    if as_json:
+        for view in views:
+            print_json(view)
+    else:
+        print_table(_COLUMNS, [_row(one, view) for one, view in found])
+        cut = f" (the newest {limit}; --limit shows more)" if len(found) == limit else ""
+        typer.echo(words.status_counts(views) + ("" if ids else cut))
+    if len(views) < len(found):
+        raise typer.Exit(1)
+
+
+def _client() -> Client:
+    from rag_service.client import Client
+
+    return Client(begin())
+
+
+def _look_up(client: Client, document_id: str) -> DocumentView | None:
+    try:
+        return client.document(document_id)
+    except NotFound:
+        typer.echo(f"rag-service: there is no document {document_id}.", err=True)
+        return None
+
+
+def _row(document_id: str, view: DocumentView | None) -> tuple[object, ...]:
+    if view is None:
+        return (document_id, None, None, _GONE, *(None,) * 5)
+    return (
+        view.id, view.filename, view.collection, words.state(view),
+        words.pages(view.latest_run.pages), words.waiting(view),
+        words.error(view.latest_run.error), words.warning_counts(view.warnings),
+        words.moment(view.created_at),
+    )  # fmt: skip
+
+
+def show(
+    document_id: Annotated[str, typer.Argument(metavar="ID", help="The document's id.")],
+    page: Annotated[int | None, typer.Option(min=1, help="This page alone.")] = None,
+    form: Annotated[Format, typer.Option("--format", help="How it is printed.")] = Format.MD,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """Print a document's text, page by page."""
+    form = Format.JSON if as_json else form
+    with _client() as client:
+        if page is not None:
+            sys.stdout.write(rendering.page(client.page(document_id, page), form))
+            return
+        view = client.document(document_id)
+        sys.stdout.writelines(rendering.document(view, client.pages(document_id), form))
+
+
+def cancel(ids: Ids, as_json: Json = False) -> None:
+    """End what is at work on documents; finished pages stay."""
+    with _client() as client:
+
+        def end(document_id: str) -> str:
+            return "cancelled" if client.cancel(document_id) else "nothing was at work"
+
+        _for_each(ids, end, as_json=as_json)
+
+
+def delete(
+    ids: Ids,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove documents with their pages and files."""
+    if not yes:
+        _require_consent(len(ids))
+    with _client() as client:
+
+        def remove(document_id: str) -> str:
+            client.delete(document_id)
+            return "deleted"
+
+        _for_each(ids, remove, as_json=as_json)
+
+
+def _require_consent(count: int) -> None:
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("say --yes where nobody can be asked.", param_hint="delete")
+    typer.confirm(f"Delete {count} document{'' if count == 1 else 's'}?", abort=True, err=True)
+
+
+def _for_each(ids: list[str], act: Callable[[str], str], *, as_json: bool) -> None:
+    """Do it to each; one that is not there does not stop the others, but counts as failed."""
+    fates = {document_id: _fate(act, document_id) for document_id in dict.fromkeys(ids)}
+    if as_json:
+        for document_id, fate in fates.items():
+            print_json({"id": document_id, "result": fate})
+    else:
+        print_table(("id", "result"), fates.items())
+    if _GONE in fates.values():
+        raise typer.Exit(1)
+
+
+def _fate(act: Callable[[str], str], document_id: str) -> str:
+    try:
+        return act(document_id)
+    except NotFound:
+        return _GONE

@@ -1,4 +1,196 @@
+"""The command `ingest`: sends files and folders to the service, and may wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
+from rag_service.cli import words
+from rag_service.cli.options import Collection, Json, Ocr, Parser, PasswordFile, Wait, begin
+from rag_service.cli.output import note, print_json, print_table
+from rag_service.errors import (
+    InvalidOptions,
+    RagServiceError,
+    ServiceUnreachable,
+    StorageUnavailable,
+    Unauthorized,
+)
 
-def register(app: typer.Typer) -> None: ...
+if TYPE_CHECKING:
+    from rag_service.client import Client, Sent
+    from rag_service.knowledgebase.views import DocumentView
+
+_PARALLEL = 4
+_INTERVAL = 1.0
+_STRICT = frozenset({"page_without_text", "page_truncated"})
+_FAILED, _UNREACHABLE = 1, 3
+
+
+class PriorityName(StrEnum):
+    """Which queue a document stands in."""
+
+    INTERACTIVE = "interactive"
+    BULK = "bulk"
+
+
+@dataclass
+class _Upload:
+    """A file and what became of it."""
+
+    path: Path
+    sent: Sent | None = None
+    error: RagServiceError | None = None
+    view: DocumentView | None = None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(ingest)
+
+
+def ingest(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            exists=True, metavar="PATH...", help="Files, or folders with PDFs and pictures."
+        ),
+    ],
+    wait: Wait = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Wait, and exit 1 where a page has no text or its text was cut."
+        ),
+    ] = False,
+    collection: Collection = None,
+    parser: Parser = None,
+    ocr: Ocr = None,
+    priority: Annotated[
+        PriorityName | None, typer.Option(help="interactive goes before bulk, the default.")
+    ] = None,
+    password_file: PasswordFile = None,
+    as_json: Json = False,
+) -> None:
+    """Send files or folders to the service."""
+    from rag_service.cli.files import find_files
+    from rag_service.cli.passwords import read_password
+    from rag_service.client import Client
+
+    settings = begin()
+    options = {
+        "collection": collection, "parser": parser, "ocr": ocr, "priority": priority,
+        "password": read_password(password_file),
+    }  # fmt: skip
+    fields = {name: str(value) for name, value in options.items() if value is not None}
+    with Client(settings) as client:
+        client.require_answer()
+        uploads = list(_send_all(client, find_files(paths), fields))
+        if wait or strict:
+            _await(client, uploads)
+    _report(uploads, as_json=as_json)
+    status = _status(uploads, strict=strict)
+    if status:
+        raise typer.Exit(status)
+
+
+def _send_all(client: Client, files: list[Path], fields: dict[str, str]) -> Iterator[_Upload]:
+    """Some at a time; a file that is refused does not stop the others."""
+    pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="upload")
+    try:
+        for upload in pool.map(lambda path: _send(client, path, fields), files):
+            note(f"{upload.path}: {_fate(upload)}")
+            yield upload
+    finally:
+        # After an interruption nothing new begins; closing the client ends what is under way.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _send(client: Client, path: Path, fields: dict[str, str]) -> _Upload:
+    """Raises InvalidOptions and Unauthorized, which would meet every other file as well."""
+    try:
+        return _Upload(path, sent=client.send(path, fields, on_backlog=_tell_backlog))
+    except (InvalidOptions, Unauthorized):
+        raise
+    except RagServiceError as error:
+        return _Upload(path, error=error)
+    except OSError as error:
+        return _Upload(path, error=RagServiceError(f"Cannot be read: {error.strerror}."))
+
+
+def _tell_backlog(seconds: float) -> None:
+    note(f"Too many documents wait already; trying again in {seconds:g} s.")
+
+
+def _fate(upload: _Upload) -> str:
+    if upload.sent is None:
+        return upload.error.message if upload.error else ""
+    known = ", known already" if upload.sent.duplicate else ""
+    return f"{upload.sent.status}{known} ({upload.sent.id})"
+
+
+def _await(client: Client, uploads: list[_Upload]) -> None:
+    """Follow the documents to their ends; encrypted ones are opened if somebody is there."""
+    from rag_service.cli.passwords import ask_and_redo, can_ask, locked
+    from rag_service.cli.watch import follow
+
+    ids = [upload.sent.id for upload in uploads if upload.sent]
+    ended = follow(ids, client.document, interval=_INTERVAL)
+    if can_ask():
+        redone = [ask_and_redo(client, view, {}) for view in locked(ended.values())]
+        again = [redo.id for redo in redone if redo is not None]
+        ended |= follow(again, client.document, interval=_INTERVAL)
+    for upload in uploads:
+        upload.view = ended.get(upload.sent.id) if upload.sent else None
+
+
+def _report(uploads: list[_Upload], *, as_json: bool) -> None:
+    if as_json:
+        for upload in uploads:
+            print_json(_object(upload))
+        return
+    if not uploads:
+        note("No PDF, PNG, JPEG, TIFF or WebP file was found; nothing was sent.")
+    columns = ("file", "id", "status", "duplicate", "pages", "warnings", "error")
+    print_table(columns, [_row(upload) for upload in uploads])
+
+
+def _row(upload: _Upload) -> tuple[object, ...]:
+    sent, view = upload.sent, upload.view
+    if sent is None:
+        error = upload.error
+        return (upload.path, None, "refused", *(None,) * 3, error and f"{error.code}: {error}")
+    duplicate = "yes" if sent.duplicate else "no"
+    if view is None:
+        return (upload.path, sent.id, sent.status, duplicate, *(None,) * 3)
+    return (
+        upload.path, sent.id, words.state(view), duplicate, words.pages(view.latest_run.pages),
+        words.warning_counts(view.warnings), words.error(view.latest_run.error),
+    )  # fmt: skip
+
+
+def _object(upload: _Upload) -> dict[str, Any]:
+    sent, error, view = upload.sent, upload.error, upload.view
+    return {
+        "file": str(upload.path),
+        "id": sent and sent.id,
+        "status": sent and sent.status,
+        "duplicate": sent and sent.duplicate,
+        "error": error and {"code": error.code, "message": error.message},
+        "document": view and view.model_dump(mode="json"),
+    }
+
+
+def _status(uploads: list[_Upload], *, strict: bool) -> int:
+    errors = [upload.error for upload in uploads if upload.error]
+    if any(isinstance(error, ServiceUnreachable | StorageUnavailable) for error in errors):
+        return _UNREACHABLE
+    views = [upload.view for upload in uploads if upload.view]
+    unwell = [view for view in views if not words.succeeded(view)]
+    cut = [view for view in views if any(w.code in _STRICT for w in view.warnings)]
+    return _FAILED if not uploads or errors or unwell or (strict and cut) else 0

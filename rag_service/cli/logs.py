@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 _POLL_SECONDS = 0.3
 
 
 class LogFollower:
-    """Copies what is appended to the files to stderr, from a thread, until left."""
+    """Copies what is appended to NAME.log of the folder to stderr, from a thread, until left."""
 
-    def __init__(self, files: dict[str, Path]) -> None:
-        self._tails = [_Tail(name, path) for name, path in files.items()]
+    def __init__(self, folder: Path, names: Iterable[str]) -> None:
+        self._tails = [_Tail(name, folder / f"{name}.log") for name in names]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="logs", daemon=True)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rag_service.cli.output import NoteHandler
-from rag_service.errors import ConfigurationError
 from rag_service.states import OcrMode
 
 if TYPE_CHECKING:
@@ -62,16 +61,3 @@ def begin_process() -> Settings:
     configure_logging(settings)
     warn_of_unknown_variables(os.environ)
     return settings
-
-
-def read_password(path: Path | None) -> str | None:
-    """The first line of a password file. Raises ConfigurationError."""
-    if path is None:
-        return None
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--password-file: {path} cannot be read: {error}") from error
-    if not lines or not lines[0]:
-        raise ConfigurationError(f"--password-file: {path} has no password on its first line.")
-    return lines[0]

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rag_service.embedded import Program
     from rag_service.settings import Settings
 
+OCR_SERVER, MAINTENANCE, API, FLOWER = "cpu-ocr-server", "maintenance", "api", "flower"
+PROGRAMS = (OCR_SERVER, MAINTENANCE, Stage.OCR.value, Stage.PREPARE.value, API, FLOWER)
+
 # Importing a worker or loading the OCR model takes seconds, on a busy small machine many.
 _READY_SECONDS = 120.0
 _PROBE_SECONDS = 2.0
@@ -32,12 +35,12 @@ class Plan:
 
     def ocr_server(self) -> Program:
         url = f"{cpu_ocr_url(self.settings.cpu_ocr.host, self.settings.cpu_ocr.port)}/health"
-        return self._program("cpu-ocr-server", "cpu-ocr-server", ready=lambda: _answers(url))
+        return self._program(OCR_SERVER, "cpu-ocr-server", ready=lambda: _answers(url))
 
     def workers(self) -> list[Program]:
         """Maintenance first, so that it is the last to stop and sees what the others leave."""
         return [
-            self._program("maintenance", "worker", "maintenance"),
+            self._program(MAINTENANCE, "worker", "maintenance"),
             self._worker(Stage.OCR),
             self._worker(Stage.PREPARE),
         ]
@@ -48,11 +51,11 @@ class Plan:
 
     def api(self) -> Program:
         url = f"{self.api_url()}/health/live"
-        return self._program("api", "serve", ready=lambda: _answers(url))
+        return self._program(API, "serve", ready=lambda: _answers(url))
 
     def flower(self) -> Program:
         """Nothing waits for it: a monitor that is away costs nobody a document."""
-        return self._program("flower", "flower")
+        return self._program(FLOWER, "flower")
 
     def api_url(self) -> str:
         return f"http://{_reachable(self.settings.api.host)}:{self.settings.api.port}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rag_service.cli import rendering, words
-from rag_service.cli.options import Ocr, Parser, begin
+from rag_service.cli.options import Ocr, Parser, PasswordFile, begin
 from rag_service.cli.output import note, print_table
+from rag_service.cli.passwords import read_password
 from rag_service.cli.rendering import SUFFIXES, Format
 from rag_service.cli.service import LocalService
 from rag_service.cli.signals import stop_in_order
-from rag_service.errors import RagServiceError
+from rag_service.errors import DocumentError, NotFound, RagServiceError, RequestError
 from rag_service.states import OcrMode
 
 if TYPE_CHECKING:
     from rag_service.intake import IntakeOptions
     from rag_service.knowledgebase.views import DocumentView, PageView
     from rag_service.settings import Settings
-    from rag_service.storage import DocumentStore
+    from rag_service.spool import Spool
 
 _INTERVAL = 0.25
+_PAGES = 100
 # The folder is thrown away, so there is little to bring to a good end.
 _DRAIN_SECONDS = 5.0
 _COLUMNS = ("file", "id", "status", "native", "ocr", "blank", "seconds", "warnings", "error")
@@ -62,6 +64,7 @@ def run(
         Format, typer.Option("--format", help="How the documents are printed.")
     ] = Format.MD,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    password_file: PasswordFile = None,
     output: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="A folder to write into, instead of stdout."),
@@ -71,6 +74,7 @@ def run(
     settings = begin()
     # Wrong options are said before anything is started for them.
     _options(settings, ocr, parser)
+    password = read_password(password_file)
     form = Format.JSON if as_json else form
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
@@ -79,7 +83,7 @@ def run(
         with stop_in_order(service.kill), service:
             note("Starting …")
             settings = _start(settings, service, folder, ocr)
-            sent = _take_in(settings, files, _options(settings, ocr, parser))
+            sent = _take_in(settings, files, _options(settings, ocr, parser), password)
             _follow(settings, sent, service)
             _print(sent, form, output)
     print_table(_COLUMNS, [_row(one) for one in _distinct(sent)], to_stderr=True)
@@ -134,34 +138,60 @@ def _environment(settings: Settings, folder: Path, *, own_ocr: bool) -> dict[str
     return environment
 
 
-def _take_in(settings: Settings, files: list[Path], options: IntakeOptions) -> list[_Sent]:
+def _take_in(
+    settings: Settings, files: list[Path], options: IntakeOptions, password: str | None
+) -> list[_Sent]:
     """Hand the files to intake while the workers start."""
     from rag_service.storage import DocumentStore
 
     store = DocumentStore(settings)
-    return [_accept(settings, store, path, options) for path in files]
 
+    def accept(path: Path) -> str:
+        from rag_service import intake
+        from rag_service.spool import Spool
 
-def _accept(settings: Settings, store: DocumentStore, path: Path, options: IntakeOptions) -> _Sent:
-    from rag_service import intake
-    from rag_service.errors import DocumentError, RequestError
-    from rag_service.spool import Spool
-
-    try:
         with Spool(settings) as spool:
             with path.open("rb") as file:
                 spool.copy_from(file)
-            accepted = intake.accept(settings, store, spool, path.name, options)
+            with _unlocked(settings, spool, password) as decrypted:
+                return intake.accept(
+                    settings, store, spool, path.name, options, decrypted=decrypted
+                ).id
+
+    return [_sent(path, accept) for path in files]
+
+
+@contextmanager
+def _unlocked(settings: Settings, spool: Spool, password: str | None) -> Iterator[Path | None]:
+    """A readable copy of an encrypted PDF; None where there is no password or no need."""
+    if password is None:
+        yield None
+        return
+    import asyncio
+
+    from rag_service.unlock import unlocked
+
+    with asyncio.Runner() as loop:
+        copy = unlocked(settings, spool.path, spool.finish(), password)
+        path = loop.run(copy.__aenter__())
+        try:
+            yield path
+        finally:
+            loop.run(copy.__aexit__(None, None, None))
+
+
+def _sent(path: Path, accept: Callable[[Path], str]) -> _Sent:
+    """A file that is refused does not stop the others."""
+    try:
+        return _Sent(path, id=accept(path))
     except (DocumentError, RequestError) as error:
         return _Sent(path, error=error)
     except OSError as error:
         return _Sent(path, error=RagServiceError(f"Cannot be read: {error.strerror}."))
-    return _Sent(path, id=accepted.id)
 
 
 def _follow(settings: Settings, sent: list[_Sent], service: LocalService) -> None:
     from rag_service.cli.watch import follow
-    from rag_service.errors import NotFound
     from rag_service.knowledgebase import catalogue
 
     def fetch(document_id: str) -> DocumentView:
@@ -182,25 +212,22 @@ def _print(sent: list[_Sent], form: Format, output: Path | None) -> None:
     for one in _distinct(sent):
         if one.view is None:
             continue
-        text = rendering.document(one.view, _pages(one.view), form)
+        pieces = rendering.document(one.view, _pages(one.view), form)
         if output is None:
-            sys.stdout.write(text)
+            sys.stdout.writelines(pieces)
         else:
-            _free_name(output, one.path.stem, SUFFIXES[form], taken).write_text(text)
+            with _free_name(output, one.path.stem, SUFFIXES[form], taken).open("w") as file:
+                file.writelines(pieces)
     sys.stdout.flush()
 
 
-def _pages(view: DocumentView) -> list[PageView]:
+def _pages(view: DocumentView) -> Iterator[PageView]:
     from rag_service.knowledgebase import catalogue
 
-    run_id = catalogue.shown_run_id(view.id)
-    pages: list[PageView] = []
-    while run_id is not None:
-        more = catalogue.list_pages(run_id, after=pages[-1].number if pages else 0)
-        if not more:
-            break
-        pages += more
-    return pages
+    run_id, after = catalogue.shown_run_id(view.id), 0
+    while run_id and (batch := catalogue.list_pages(run_id, after=after, limit=_PAGES)):
+        yield from batch
+        after = batch[-1].number
 
 
 def _free_name(folder: Path, stem: str, suffix: str, taken: set[str]) -> Path:

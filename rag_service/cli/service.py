@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rag_service.errors import ServiceUnreachable
+from rag_service.states import Stage
 
 if TYPE_CHECKING:
     from rag_service.embedded import Program
@@ -36,6 +37,7 @@ class LocalService:
         self._leave = ExitStack()
         self._leave.callback(self._pool.shutdown)
         self._leave.callback(self._stack.stop)
+        self._leave.callback(self._drain_workers)
 
     def __enter__(self) -> LocalService:
         return self
@@ -91,6 +93,13 @@ class LocalService:
             if program.pid is not None and program.name not in _SERVERS:
                 with suppress(ProcessLookupError):
                     os.killpg(program.pid, signal.SIGKILL)
+
+    def _drain_workers(self) -> None:
+        """Both at once; the stop that follows waits for one after the other."""
+        for program in self._stack.supervisor.status():
+            if program.pid is not None and program.name in set(Stage):
+                with suppress(ProcessLookupError):
+                    os.kill(program.pid, signal.SIGTERM)
 
     def _names(self) -> set[str]:
         return {program.name for program in self._stack.supervisor.status()}

@@ -19,11 +19,14 @@ def register(app: typer.Typer) -> None:
 
 def print_settings() -> None:
     """Print every setting as a Markdown table."""
+    typer.echo(settings_table())
+
+
+def settings_table() -> str:
+    """The table itself, a row an option."""
     from rag_service.settings import options
 
-    typer.echo(_HEAD)
-    for option in options():
-        typer.echo(_row(option))
+    return "\n".join([_HEAD, *(_row(option) for option in options())])
 
 
 def _row(option: Option) -> str:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _MIGRATE_WAIT = 60.0
 _MIGRATE_POLL = 0.5
-# Read by the worker's Celery application, which has no other way to know its queue.
-STAGE_VARIABLE = "RAG_WORKER_STAGE"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -56,17 +54,14 @@ def worker(
         if kind is WorkerKind.PREPARE
         else settings.ocr.worker_concurrency
     )
-    _become(
-        worker_arguments(kind, forks, settings.log_level),
-        # Celery's soft shutdown answers SIGQUIT; SIGTERM is what supervisors send.
-        {"REMAP_SIGTERM": "SIGQUIT", STAGE_VARIABLE: kind.value},
-    )
+    # SIGTERM stays Celery's warm shutdown: forks let go of their runs by themselves.
+    _become(worker_arguments(kind, forks, settings.log_level), {})
 
 
 def worker_arguments(kind: WorkerKind, forks: int, log_level: str) -> list[str]:
     """Celery's command line for a worker of one stage."""
     return [
-        *("celery", "-A", "workers.celery_app", "worker", "-Q", kind.value),
+        *("celery", "-A", "workers.celery_app", "--quiet", "worker", "-Q", kind.value),
         *("--concurrency", str(forks), "--prefetch-multiplier", "1", "-O", "fair"),
         *("--without-gossip", "--without-mingle"),
         *("-n", f"{kind.value}@%h", "--loglevel", log_level),

@@ -10,6 +10,7 @@ import typer
 from rag_service.cli.logs import LogFollower
 from rag_service.cli.options import begin_process
 from rag_service.cli.output import note
+from rag_service.cli.plan import PROGRAMS
 from rag_service.cli.service import LocalService
 from rag_service.cli.signals import Stopped, stop_in_order
 
@@ -31,7 +32,7 @@ def up() -> None:
     own_ocr = settings.ocr.base_url is None
     _check(settings, own_ocr=own_ocr)
     service = LocalService(settings, settings.data_dir, durable=True)
-    with stop_in_order(service.kill):
+    with stop_in_order(service.kill), LogFollower(settings.data_dir / "logs", PROGRAMS):
         try:
             with service:
                 _serve(service, settings, own_ocr=own_ocr)
@@ -60,15 +61,14 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     environment = embedded_ocr_environment(settings, cpu.host, cpu.port) if own_ocr else {}
     settings = service.start_servers(environment)
     plan = Plan(settings, settings.data_dir / "logs", settings.worker.soft_shutdown)
-    programs = [*plan.workers(), plan.api(), plan.flower()]
-    if own_ocr:
-        programs.insert(0, plan.ocr_server())
-    with LogFollower({program.name: program.log for program in programs if program.log}):
-        service.start(programs)
-        service.wait_until_ready()
-        note(_where(plan, own_ocr=own_ocr))
-        while True:
-            time.sleep(_INTERVAL)
+    programs = [*plan.workers(), plan.api()]
+    service.start([plan.ocr_server(), *programs] if own_ocr else programs)
+    service.wait_until_ready()
+    # It asks the workers about themselves once, when it starts.
+    service.start([plan.flower()])
+    note(_where(plan, own_ocr=own_ocr))
+    while True:
+        time.sleep(_INTERVAL)
 
 
 def _where(plan: Plan, *, own_ocr: bool) -> str:

@@ -29,7 +29,8 @@ from rag_service.states import TERMINAL, PageState, RunState, Stage, WaitingFor
 # The run whose status and pages are shown, and the newest one.
 _Shown = aliased(Run, name="shown")
 _Latest = aliased(Run, name="latest")
-_WARNINGS_SHOWN = 200
+# A document with thousands of bad pages shows the first ones.
+_WARNED_PAGES_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,6 @@ def _documents(server: str | None) -> Select[Any]:
             _Shown,
             _Latest,
             _waiting_for(server).label("waiting_for"),
-            _queue_position().label("queue_position"),
             func.clock_timestamp().label("now"),
         )
         .select_from(Document)
@@ -115,29 +115,39 @@ def _stage() -> ColumnElement[str]:
     )
 
 
-def _queue_position() -> ColumnElement[int]:
-    """The newest run's place in its stage's order, from 1; null where it does not wait."""
-    other = aliased(Run)
-    ahead = (
-        select(func.count() + 1)
-        .where(
-            other.state == _Latest.state,
-            tuple_(other.priority, other.created_at, other.id)
-            < tuple_(_Latest.priority, _Latest.created_at, _Latest.id),
-        )
-        .correlate(_Latest)
-        .scalar_subquery()
+def _queue_positions(session: Session, run_ids: set[str]) -> dict[str, int]:
+    """The places of those runs that wait in their stage's order, from 1.
+
+    All waiting runs are numbered once, however many are asked for.
+    """
+    place = func.row_number().over(
+        partition_by=Run.state, order_by=(Run.priority, Run.created_at, Run.id)
     )
-    waits = _Latest.state.in_([Stage.PREPARE.waiting, Stage.OCR.waiting])
-    return case((waits, ahead), else_=None)
+    waits = Run.state.in_([stage.waiting for stage in Stage])
+    queue = select(Run.id, place.label("place")).where(waits).subquery()
+    query = select(queue.c.id, queue.c.place).where(queue.c.id.in_(run_ids))
+    return {run_id: number for run_id, number in session.execute(query)}
 
 
 def _views(session: Session, query: Select[Any]) -> list[DocumentView]:
     rows = session.execute(query).all()
     run_ids = {run.id for row in rows for run in (_shown(row), row.latest)}
-    counts = _page_counts(session, run_ids)
-    warnings = _page_warnings(session, {_shown(row).id for row in rows})
-    return [_view(row, counts, warnings) for row in rows]
+    waiting = {row.latest.id for row in rows if row.waiting_for is not None}
+    found = _Found(
+        counts=_page_counts(session, run_ids),
+        warnings=_page_warnings(session, {_shown(row).id for row in rows}),
+        positions=_queue_positions(session, waiting) if waiting else {},
+    )
+    return [_view(row, found) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is known of the listed runs beside their rows, by run id."""
+
+    counts: dict[str, Counter[str]]
+    warnings: dict[str, list[WarningView]]
+    positions: dict[str, int]
 
 
 def _shown(row: Row[Any]) -> Run:
@@ -159,22 +169,25 @@ def _page_counts(session: Session, run_ids: set[str]) -> dict[str, Counter[str]]
 
 def _page_warnings(session: Session, run_ids: set[str]) -> dict[str, list[WarningView]]:
     warnings: dict[str, list[WarningView]] = defaultdict(list)
-    query = (
-        select(Page.run_id, Page.number, Page.warnings)
+    place = func.row_number().over(partition_by=Page.run_id, order_by=Page.number)
+    warned = (
+        select(Page.run_id, Page.number, Page.warnings, place.label("place"))
         .where(Page.run_id.in_(run_ids), func.jsonb_array_length(Page.warnings) > 0)
-        .order_by(Page.run_id, Page.number)
-        .limit(_WARNINGS_SHOWN)
+        .subquery()
+    )
+    query = (
+        select(warned.c.run_id, warned.c.number, warned.c.warnings)
+        .where(warned.c.place <= _WARNED_PAGES_SHOWN)
+        .order_by(warned.c.run_id, warned.c.number)
     )
     for run_id, number, found in session.execute(query):
         warnings[run_id] += [WarningView.model_validate(w | {"page": number}) for w in found]
     return warnings
 
 
-def _view(
-    row: Row[Any], counts: dict[str, Counter[str]], warnings: dict[str, list[WarningView]]
-) -> DocumentView:
+def _view(row: Row[Any], found: _Found) -> DocumentView:
     document, run, latest = row.Document, _shown(row), row.latest
-    latest_pages = _counts(counts[latest.id], latest.page_count)
+    latest_pages = _counts(found.counts[latest.id], latest.page_count)
     return DocumentView(
         id=document.id,
         filename=document.filename,
@@ -191,13 +204,13 @@ def _view(
             pages=latest_pages,
         ),
         waiting_for=row.waiting_for,
-        queue_position=row.queue_position,
+        queue_position=found.positions.get(latest.id),
         parser=run.parser,
         ocr=run.ocr,
-        pages=_counts(counts[run.id], run.page_count),
+        pages=_counts(found.counts[run.id], run.page_count),
         eta_seconds=_eta(latest, latest_pages, row.now),
         error=_error(run),
-        warnings=[WarningView.model_validate(w) for w in run.warnings] + warnings[run.id],
+        warnings=[WarningView.model_validate(w) for w in run.warnings] + found.warnings[run.id],
         cost=CostView(),
         created_at=document.created_at,
         started_at=run.started_at,

@@ -154,14 +154,17 @@ def hidden_documents(limit: int) -> Sequence[Hidden]:
 
 
 def remove(connection: Connection, document_id: str) -> None:
-    """Remove a document's rows for good."""
+    """Remove a document's rows for good. Runs first, the order in which others lock."""
+    connection.execute(delete_rows(Run).where(Run.document_id == document_id))
     connection.execute(delete_rows(Document).where(Document.id == document_id))
 
 
-def is_referenced(connection: Connection, source_key: str) -> bool:
-    """Whether any row still needs these bytes."""
-    query = select(Document.id).where(Document.source_key == source_key).limit(1)
-    return connection.scalar(query) is not None
+def others_need(connection: Connection, document_id: str, sha256: str, source_key: str) -> bool:
+    """Whether another document of the same content needs the bytes under this key."""
+    query = select(Document.id).where(
+        Document.sha256 == sha256, Document.source_key == source_key, Document.id != document_id
+    )
+    return connection.scalar(query.limit(1)) is not None
 
 
 def resolve_ids(connection: Connection, prefix: str, limit: int = 2) -> list[str]:

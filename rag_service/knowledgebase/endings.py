@@ -7,7 +7,19 @@ from sqlalchemy import Connection, ScalarSelect, case, func, select, update
 from rag_service.errors import RagServiceError
 from rag_service.knowledgebase.models import Document, Page, Run
 from rag_service.knowledgebase.text import clean
-from rag_service.states import GOOD, TERMINAL, RunState
+from rag_service.states import GOOD, HELD, TERMINAL, RunState
+
+# The columns of a run's claim once nobody holds it.
+UNCLAIMED = {
+    "lease_worker": None,
+    "lease_task": None,
+    "lease_expires_at": None,
+    "held_since": None,
+}
+# Seconds that forks have held it, up to now.
+WORKED = Run.worked_seconds + func.coalesce(
+    func.extract("epoch", func.clock_timestamp() - Run.held_since), 0.0
+)
 
 
 def end_run(
@@ -20,8 +32,8 @@ def end_run(
 ) -> bool:
     """Make the run terminal and choose the document's current run; False where it had ended.
 
-    With an epoch, only the claim of that epoch may end it. One statement decides: of a cancel
-    and a finish, the first commit wins.
+    With an epoch, only the claim of that epoch may end it, while it stands. One statement
+    decides: of a cancel and a finish, the first commit wins. Locks the run, then the document.
     """
     ending = (
         update(Run)
@@ -30,10 +42,8 @@ def end_run(
             state=state,
             finished_at=func.clock_timestamp(),
             retry_at=None,
-            lease_worker=None,
-            lease_task=None,
-            lease_expires_at=None,
-            held_since=None,
+            worked_seconds=WORKED,
+            **UNCLAIMED,
             error_code=error.code if error else None,
             error_message=clean(error.message) if error else None,
             error_retryable=error.retryable if error else None,
@@ -41,7 +51,7 @@ def end_run(
         .returning(Run.document_id)
     )
     if epoch is not None:
-        ending = ending.where(Run.epoch == epoch)
+        ending = ending.where(Run.epoch == epoch, Run.state.in_(HELD))
     document_id = connection.scalar(ending)
     if document_id is None:
         return False

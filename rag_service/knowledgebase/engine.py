@@ -26,13 +26,18 @@ _OVERFLOW = 20
 def get_engine() -> Engine:
     """This process's engine; a fork gets its own, its parent's is left alone."""
     pid = os.getpid()
-    if pid not in _engines:
-        # A parent's connections are not ours to close: forget them without a goodbye.
-        for engine in _engines.values():
-            engine.dispose(close=False)
-        _engines.clear()
-        _engines[pid] = make_engine(get_settings())
-    return _engines[pid]
+    engine = _engines.get(pid)
+    if engine is None:
+        _forget_parents(pid)
+        # Of two threads that come first together, both get the same engine.
+        engine = _engines.setdefault(pid, make_engine(get_settings()))
+    return engine
+
+
+def _forget_parents(pid: int) -> None:
+    """A parent's connections are not ours to close: forget them without a goodbye."""
+    for owner in [owner for owner in _engines if owner != pid]:
+        _engines.pop(owner).dispose(close=False)
 
 
 def database_url(settings: Settings) -> str:
@@ -68,6 +73,7 @@ def make_engine(settings: Settings) -> Engine:
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
+            "tcp_user_timeout": 25_000,
         },
     )
 

@@ -10,26 +10,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, exists, func, or_, select, update
+from sqlalchemy import Connection, Row, case, exists, func, literal, or_, select, update
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql import ColumnElement
 
 from rag_service.errors import LeaseLost, WorkerCrashed
-from rag_service.knowledgebase.endings import end_run
+from rag_service.knowledgebase.endings import UNCLAIMED, WORKED, end_run
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.models import Document, OcrServer, Page, Run
 from rag_service.settings import Lease
 from rag_service.states import HELD, PageState, Priority, RunState, ServerState, Stage
 
-_UNCLAIMED = {
-    "lease_worker": None,
-    "lease_task": None,
-    "lease_expires_at": None,
-    "held_since": None,
-}
-_WORKED = Run.worked_seconds + func.coalesce(
-    func.extract("epoch", func.clock_timestamp() - Run.held_since), 0.0
-)
 # Where a run that is let go waits for its next worker.
 _WAITING_AGAIN = case(
     (Run.state == RunState.PREPARING, RunState.QUEUED.value),
@@ -84,6 +75,8 @@ def claim(
     with begin() as connection:
         # Two forks of one worker must not both take the last bulk place.
         connection.execute(select(func.pg_advisory_xact_lock(_lock_key(claimant.worker))))
+        if _is_at_work(connection, claimant):
+            return None
         chosen = (
             select(Run.id)
             .where(claimable(stage, server))
@@ -97,14 +90,28 @@ def claim(
         return _take(connection, run_id, stage, claimant, lease) if run_id else None
 
 
+def _is_at_work(connection: Connection, claimant: Claimant) -> bool:
+    """Whether the broker delivered this very message again while a fork still works on it."""
+    held = _held_by(claimant.worker) & (Run.lease_task == claimant.task)
+    return connection.scalar(select(Run.id).where(held).limit(1)) is not None
+
+
 def claimable(stage: Stage, server: str | None) -> ColumnElement[bool]:
     """The condition under which a run may be claimed for the stage now."""
-    condition = (Run.state == stage.waiting) & or_(
-        Run.retry_at.is_(None), Run.retry_at <= func.now()
-    )
+    condition = _waits_at(stage) & is_due()
     if stage is Stage.OCR and server is not None:
         condition &= ~server_is_out(server, Run.id)
     return condition
+
+
+def _waits_at(stage: Stage) -> ColumnElement[bool]:
+    # In the SQL's own text, so that a prepared plan may use the partial index too.
+    return Run.state == literal(stage.waiting.value, literal_execute=True)
+
+
+def is_due() -> ColumnElement[bool]:
+    """The condition that a run need not wait for a time to come."""
+    return or_(Run.retry_at.is_(None), Run.retry_at <= func.now())
 
 
 def server_is_out(server: str, run_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
@@ -225,7 +232,8 @@ def release_expired(lease: Lease) -> int:
         & (Run.lease_expires_at < func.clock_timestamp())
         & (func.pg_postmaster_start_time() < _from_now(-lease.seconds))
     )
-    return _release_counted(expired, {"expiries": Run.expiries + 1}, lease)
+    # SKIP LOCKED: a row that its owner is writing to at this moment is alive.
+    return _release_counted(expired, {"expiries": Run.expiries + 1}, lease, skip_locked=True)
 
 
 def _held_by(worker: str) -> ColumnElement[bool]:
@@ -233,10 +241,14 @@ def _held_by(worker: str) -> ColumnElement[bool]:
 
 
 def _release_counted(
-    condition: ColumnElement[bool], values: dict[str, object], lease: Lease
+    condition: ColumnElement[bool],
+    values: dict[str, object],
+    lease: Lease,
+    *,
+    skip_locked: bool = False,
 ) -> int:
     with begin() as connection:
-        released = _let_go(connection, condition, values)
+        released = _let_go(connection, condition, values, skip_locked=skip_locked)
         for row in released:
             if row.crashes >= lease.crash_limit or row.expiries >= lease.expiry_limit:
                 _quarantine(connection, row)
@@ -244,14 +256,18 @@ def _release_counted(
 
 
 def _let_go(
-    connection: Connection, condition: ColumnElement[bool], values: dict[str, object] | None = None
+    connection: Connection,
+    condition: ColumnElement[bool],
+    values: dict[str, object] | None = None,
+    *,
+    skip_locked: bool = False,
 ) -> list[Row[*tuple[Any, ...]]]:
-    # SKIP LOCKED: a row that its owner is writing to at this moment is alive.
-    locked = select(Run.id).where(condition).with_for_update(skip_locked=True)
+    locked = select(Run.id).where(condition).with_for_update(skip_locked=skip_locked)
+    run_ids = connection.scalars(locked).all()
     released = (
         update(Run)
-        .where(Run.id.in_(locked.scalar_subquery()))
-        .values(state=_WAITING_AGAIN, worked_seconds=_WORKED, **_UNCLAIMED, **(values or {}))
+        .where(Run.id.in_(run_ids))
+        .values(state=_WAITING_AGAIN, worked_seconds=WORKED, **UNCLAIMED, **(values or {}))
         .returning(Run.id, Run.epoch, Run.crashes, Run.expiries)
     )
     return list(connection.execute(released).all())
@@ -263,7 +279,7 @@ def _quarantine(connection: Connection, row: Row[*tuple[Any, ...]]) -> None:
     )
     pages = sorted(connection.scalars(in_hand))
     where = f"pages in hand: {', '.join(map(str, pages))}" if pages else "no page was in hand"
-    lost = f"{row.crashes} crashes" if row.crashes else f"{row.expiries} expired leases"
+    lost = f"lost children: {row.crashes}, expired leases: {row.expiries}"
     error = WorkerCrashed(f"{WorkerCrashed().message} ({lost}; {where})")
     end_run(connection, row.id, RunState.FAILED, error)
 

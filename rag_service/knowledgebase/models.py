@@ -62,6 +62,9 @@ class Document(Base):
         ),
         Index("ix_documents_created", "created_at", "id"),
         Index("ix_documents_sha256", "sha256"),
+        Index(
+            "ix_documents_deleted", "deleted_at", postgresql_where=text("deleted_at IS NOT NULL")
+        ),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -96,7 +99,7 @@ class Run(Base):
             "id",
             postgresql_where=text(f"state NOT IN {_TERMINAL_SQL}"),
         ),
-        Index("ix_runs_document", "document_id", "number"),
+        Index("uq_runs_number", "document_id", "number", unique=True),
         Index("ix_runs_error", "error_code", postgresql_where=text("error_code IS NOT NULL")),
     )
 

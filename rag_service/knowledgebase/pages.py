@@ -84,7 +84,7 @@ def _plan_values(run: ClaimedRun, row: PlannedRow) -> dict[str, Any]:
         "run_id": run.id,
         "number": row.number,
         "plan": row.plan,
-        "plan_reason": row.plan_reason,
+        "plan_reason": clean(row.plan_reason),
         "state": row.state,
         "width_pt": row.width_pt,
         "height_pt": row.height_pt,
@@ -150,7 +150,7 @@ def store(run: ClaimedRun, page: StoredPage) -> None:
     """
     again = page.retry_in is not None
     values = {
-        **page.columns,
+        **clean_tree(page.columns),
         **_error_values(page.error),
         "state": PageState.PENDING if again else page.state,
         "markdown": clean(page.markdown),
@@ -205,12 +205,15 @@ def reuse(run: ClaimedRun) -> int:
         *(candidates.c[name] for name in names),
     )
     with begin() as connection:
-        fence(connection, run, **_PROGRESS)
+        fence(connection, run, epoch=Run.epoch)
         copied = connection.execute(
             upsert(Page)
             .from_select(["run_id", "reused", "plan_reason", *names], rows)
             .on_conflict_do_nothing()
         )
+        # Only a page that is new here is progress; else a crash after this would never count.
+        if copied.rowcount:
+            fence(connection, run, **_PROGRESS)
         return copied.rowcount
 
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, insert, select
+from sqlalchemy import Connection, Select, func, select
+from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import IntegrityError
 
-from rag_service.errors import AlreadyActive, LeaseLost, PagesFailed, RagServiceError
-from rag_service.knowledgebase.endings import end_run
+from rag_service.errors import AlreadyActive, LeaseLost, NotFound, PagesFailed, RagServiceError
+from rag_service.knowledgebase.endings import UNCLAIMED, WORKED, end_run
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.leases import ClaimedRun, claimable, fence
 from rag_service.knowledgebase.models import Document, Page, Run, new_id
@@ -53,12 +54,15 @@ def add_run(
     *,
     reuse_pages: bool = True,
 ) -> str:
-    """Insert a queued run. Raises AlreadyActive: the unique index is the judge of two at once."""
+    """Insert a queued run of a document that has no active one.
+
+    Raises AlreadyActive, and NotFound where the document was deleted meanwhile: roll back then.
+    """
     run_id = new_id()
     number = select(func.coalesce(func.max(Run.number), 0) + 1).where(
         Run.document_id == document_id
     )
-    row = insert(Run).values(
+    row = upsert(Run).values(
         id=run_id,
         document_id=document_id,
         number=number.scalar_subquery(),
@@ -68,10 +72,25 @@ def add_run(
         **asdict(options),
     )
     try:
-        connection.execute(row)
+        # The unique indexes are the judges of two at once.
+        added = connection.execute(row.on_conflict_do_nothing())
     except IntegrityError as error:
-        raise AlreadyActive() from error
+        raise NotFound() from error
+    if added.rowcount == 0:
+        raise AlreadyActive()
+    _require_undeleted(connection, document_id)
     return run_id
+
+
+def _require_undeleted(connection: Connection, document_id: str) -> None:
+    """Hold the document's row, so that a delete comes before this run or cancels it."""
+    undeleted = (
+        select(Document.id)
+        .where(Document.id == document_id, Document.deleted_at.is_(None))
+        .with_for_update(read=True)
+    )
+    if connection.scalar(undeleted) is None:
+        raise NotFound()
 
 
 def note_preflight(run: ClaimedRun, page_count: int, warnings: Sequence[dict[str, Any]]) -> None:
@@ -88,10 +107,8 @@ def hand_to_ocr(run: ClaimedRun) -> None:
             run,
             state=RunState.READY,
             ready_at=func.clock_timestamp(),
-            lease_worker=None,
-            lease_task=None,
-            lease_expires_at=None,
-            held_since=None,
+            worked_seconds=WORKED,
+            **UNCLAIMED,
         )
 
 

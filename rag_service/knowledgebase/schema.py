@@ -31,6 +31,8 @@ def migrate() -> str:
     """Upgrade to the newest revision; safe to run from several places. Returns the revision."""
     config = _config()
     with get_engine().connect() as connection:
+        # A migration may take longer than our limit on waits for locks.
+        connection.execute(text("SET LOCAL lock_timeout = 0"))
         connection.execute(text(f"SELECT pg_advisory_lock({_MIGRATION_LOCK})"))
         connection.commit()
         try:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from rag_service.errors import RagServiceError
 from rag_service.knowledgebase.endings import end_run
 from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.leases import is_due
 from rag_service.knowledgebase.models import OcrServer, Run
+from rag_service.knowledgebase.text import clean
 from rag_service.states import RunState, ServerState
 
 _OUT = (ServerState.DOWN, ServerState.MISCONFIGURED)
@@ -41,9 +43,10 @@ def get(url: str) -> ServerRecord | None:
     return ServerRecord(row.url, ServerState(row.state), row.message, row.down_since)
 
 
-def mark_out(url: str, message: str, *, misconfigured: bool, since: datetime | None = None) -> None:
-    """Note an outage, unless a page was answered after `since`."""
+def mark_out(url: str, message: str, *, misconfigured: bool) -> None:
+    """Note an outage; it lasts since the first such note after the last answered page."""
     state = ServerState.MISCONFIGURED if misconfigured else ServerState.DOWN
+    message = clean(message)
     change = {
         "state": state,
         "message": message,
@@ -53,13 +56,8 @@ def mark_out(url: str, message: str, *, misconfigured: bool, since: datetime | N
     insert = upsert(OcrServer).values(
         url=url, state=state, message=message, down_since=func.clock_timestamp()
     )
-    where = None
-    if since is not None:
-        where = or_(OcrServer.last_success_at.is_(None), OcrServer.last_success_at < since)
     with begin() as connection:
-        connection.execute(
-            insert.on_conflict_do_update(index_elements=["url"], set_=change, where=where)
-        )
+        connection.execute(insert.on_conflict_do_update(index_elements=["url"], set_=change))
 
 
 def mark_answered(url: str) -> None:
@@ -89,12 +87,12 @@ def answered_since(url: str, moment: datetime) -> bool:
 def begin_trial(url: str) -> str | None:
     """The probe passed: let the best waiting run try one page. Returns its id.
 
-    Where no run waits the server counts as up.
+    Where no run waits the server counts as up. None, too, where it is not out any more.
     """
     best = (
         select(Run.id)
         .where(Run.state == RunState.READY)
-        .order_by(Run.priority, Run.created_at, Run.id)
+        .order_by(is_due().desc(), Run.priority, Run.created_at, Run.id)
         .limit(1)
     )
     with begin() as connection:
@@ -103,23 +101,25 @@ def begin_trial(url: str) -> str | None:
         values: dict[str, object] = {"state": state, "trial_run_id": run_id}
         if run_id is None:
             values |= {"down_since": None, "message": ""}
-        connection.execute(
+        begun = connection.execute(
             update(OcrServer).where(OcrServer.url == url, OcrServer.state.in_(_OUT)).values(values)
         )
-        connection.execute(update(Run).where(Run.id == run_id).values(retry_at=None))
-    return run_id
+    return run_id if begun.rowcount else None
 
 
 def end_stale_trial(url: str) -> None:
     """A trial whose run ended, or went back to waiting elsewhere, is over: probe again."""
-    alive = select(Run.id).where(Run.state.in_([RunState.READY, RunState.OCR, RunState.FINISHING]))
+    tries = select(Run.id).where(
+        Run.id == OcrServer.trial_run_id,
+        Run.state.in_([RunState.READY, RunState.OCR, RunState.FINISHING]),
+    )
     with begin() as connection:
         connection.execute(
             update(OcrServer)
             .where(
                 OcrServer.url == url,
                 OcrServer.state == ServerState.TRIAL,
-                OcrServer.trial_run_id.not_in(alive),
+                ~tries.correlate(OcrServer).exists(),
             )
             .values(state=ServerState.DOWN, trial_run_id=None)
         )
@@ -137,6 +137,8 @@ def fail_long_parked(url: str, limit_seconds: float, error: RagServiceError) -> 
             OcrServer.down_since < moment,
             Run.ready_at < moment,
         )
+        # A run that is claimed at this moment tries the server: leave it alone.
+        .with_for_update(of=Run, skip_locked=True)
     )
     with begin() as connection:
         run_ids = connection.scalars(parked).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 
 from pydantic import BaseModel
 
@@ -95,3 +96,23 @@ class PageView(BaseModel):
     reused: bool
     error: ErrorView | None
     warnings: list[WarningView]
+
+
+class Action(StrEnum):
+    """What becomes of a selected document."""
+
+    QUEUED = "queued"
+    WOULD_QUEUE = "would_queue"
+    SKIPPED_ACTIVE = "skipped_active"
+    NOTHING_TO_REDO = "nothing_to_redo"
+
+
+class Redo(BaseModel):
+    """One selected document: its pages, how many of them are read again, and the new run."""
+
+    id: str
+    filename: str
+    action: Action
+    run_id: str | None
+    pages_reused: int
+    pages_redone: int | None

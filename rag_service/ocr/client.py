@@ -6,6 +6,7 @@ Works against SGLang, vLLM, Ollama and our CPU server alike.
 from __future__ import annotations
 
 import base64
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from rag_service.errors import ConfigurationError, OcrMisconfigured, RagServiceError
 from rag_service.retry import RETRYABLE_STATUS, TryAgain, parse_retry_after
@@ -26,6 +27,8 @@ TEXT_PROMPT = "Text Recognition:"
 _SAMPLING = {"temperature": 0.0, "top_p": 1e-05, "top_k": 1, "repetition_penalty": 1.1}
 _MISCONFIGURED_STATUS = frozenset({401, 403, 404})
 _REJECTED_STATUS = frozenset({400, 413, 422})
+# Any other reason (abort, content_filter) means that the text is not what the page says.
+_FINISHED = frozenset({"stop", "length"})
 # A server that prefers a smaller picture says so in one of these ways.
 _SIZE_WORDS = re.compile(
     r"encoder cache|too large|too long|too many tokens|exceed|maximum context|context length",
@@ -41,9 +44,9 @@ class ConnectionRefused(TryAgain):
 class Rejected(RagServiceError):
     """The server refuses this page; asking again for the same changes nothing."""
 
-    def __init__(self, message: str, *, for_size: bool) -> None:
-        super().__init__(message)
-        self.for_size = for_size
+
+class RejectedForSize(Rejected):
+    """The server refuses this picture for its size; a smaller one may do."""
 
 
 class ServerFailed(RagServiceError):
@@ -130,7 +133,9 @@ class OcrClient:
     ) -> None:
         await self._http.aclose()
 
-    async def read_page(self, jpeg: bytes, *, max_tokens: int, prompt: str = TEXT_PROMPT) -> PageAnswer:
+    async def read_page(
+        self, jpeg: bytes, *, max_tokens: int, prompt: str = TEXT_PROMPT
+    ) -> PageAnswer:
         """Have one picture read.
 
         Raises TryAgain (worth another request), ConnectionRefused, OcrMisconfigured, Rejected,
@@ -140,8 +145,9 @@ class OcrClient:
         response = await self._post(self._body(jpeg, prompt, max_tokens))
         self._check(response)
         try:
-            completion = _Completion.model_validate_json(response.content)
-        except ValidationError as error:
+            # Not pydantic's own reader: it refuses the halves of surrogate pairs that models emit.
+            completion = _Completion.model_validate(json.loads(response.content))
+        except (ValueError, RecursionError) as error:
             raise ServerFailed(f"HTTP 200 without an answer: {_excerpt(response)}") from error
         return self._answer(completion, time.monotonic() - started)
 
@@ -163,7 +169,7 @@ class OcrClient:
             return await self._http.post("/v1/chat/completions", json=body)
         except httpx.ConnectError as error:
             raise ConnectionRefused(f"{self.url} cannot be reached: {error}") from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise TryAgain(f"{self.url}: {type(error).__name__} {error}".strip()) from error
 
     def _check(self, response: httpx.Response) -> None:
@@ -178,17 +184,21 @@ class OcrClient:
             raise OcrMisconfigured(message)
         if status in _REJECTED_STATUS:
             too_big = status == httpx.codes.REQUEST_ENTITY_TOO_LARGE
-            raise Rejected(message, for_size=too_big or bool(_SIZE_WORDS.search(response.text)))
+            for_size = too_big or _SIZE_WORDS.search(response.text)
+            raise RejectedForSize(message) if for_size else Rejected(message)
         raise ServerFailed(message)
 
     def _answer(self, completion: _Completion, seconds: float) -> PageAnswer:
         if not completion.choices or completion.choices[0].message.content is None:
             raise ServerFailed("HTTP 200 without any text field in the answer.")
         choice = completion.choices[0]
+        finish_reason = choice.finish_reason or "stop"
+        if finish_reason not in _FINISHED:
+            raise ServerFailed(f"The server ended its answer by {finish_reason!r}.")
         usage = completion.usage or _Usage()
         return PageAnswer(
             text=choice.message.content or "",
-            finish_reason=choice.finish_reason or "stop",
+            finish_reason=finish_reason,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             model=completion.model or self._model,
@@ -203,18 +213,21 @@ class OcrClient:
         try:
             health = await self._http.get("/health", timeout=_PROBE_SECONDS)
             if health.status_code != httpx.codes.NOT_FOUND and not _is_healthy(health):
-                return Probe(False, message=f"/health: HTTP {health.status_code}")
+                return self._bad("/health", health)
             models = await self._http.get("/v1/models", timeout=_PROBE_SECONDS)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return Probe(False, message=f"{self.url}: {type(error).__name__} {error}".strip())
         return self._judge(models)
 
+    def _bad(self, path: str, response: httpx.Response) -> Probe:
+        misconfigured = response.status_code in _MISCONFIGURED_STATUS
+        hint = "; check GLMOCR_BASE_URL and GLMOCR_API_KEY" if misconfigured else ""
+        message = f"{self.url}{path}: HTTP {response.status_code}{hint}"
+        return Probe(False, misconfigured=misconfigured, message=message)
+
     def _judge(self, models: httpx.Response) -> Probe:
-        if models.status_code in {401, 403}:
-            message = f"{self.url} refuses the key (GLMOCR_API_KEY): HTTP {models.status_code}"
-            return Probe(False, misconfigured=True, message=message)
         if models.status_code != httpx.codes.OK:
-            return Probe(False, message=f"/v1/models: HTTP {models.status_code}")
+            return self._bad("/v1/models", models)
         names = [str(model.get("id")) for model in _models(models)]
         if self._model not in names:
             message = (
@@ -228,7 +241,7 @@ class OcrClient:
         """What the server says of our model; empty where it says nothing."""
         try:
             response = await self._http.get("/v1/models", timeout=_PROBE_SECONDS)
-        except httpx.TransportError:
+        except httpx.RequestError:
             return ModelInfo(None, None)
         for model in _models(response):
             if model.get("id") == self._model:

@@ -92,8 +92,11 @@ class ServerWatch(Protocol):
         """Whether the server is known to answer; if not, the first request goes out alone."""
         ...
 
-    async def answered_since(self, moment: datetime) -> bool:
-        """Whether any worker had a page answered after that moment."""
+    async def last_answer(self) -> datetime | None:
+        """When any worker last had a page answered: to be compared with another such moment only.
+
+        The clock is not this machine's.
+        """
         ...
 
     async def answered(self) -> None:

@@ -25,8 +25,8 @@ ADDRESS_SPACE_FACTOR = 4
 
 def main() -> None:
     """Bind to the parent, keep stdout for frames alone, load MuPDF, serve."""
-    parent, limits = int(sys.argv[1]), ChildLimits(**json.loads(sys.argv[2]))
-    _die_with(parent)
+    _die_with(int(sys.argv[1]))
+    limits = ChildLimits(**json.loads(sys.argv[2]))
     answers = _take_stdout()
     _bound_memory(limits)
     # Only now: nothing that loads may find the pipe on stdout or allocate without bound.

@@ -30,7 +30,7 @@ _SHIFTS = tuple(
 
 MEANINGLESS_SHARE = 0.10
 MIN_HAN, COMMON_HAN_SHARE = 10, 0.05
-SHIFT_WORDS, SHIFT_SHARE, SHIFT_RATIO = 20, 0.15, 3.0
+SHIFT_WORDS, SHIFT_SHARE, SHIFT_RATIO, SHIFT_DISTINCT = 20, 0.15, 3.0, 3
 PROSE_WORDS, PROSE_STOP_SHARE, PROSE_DIGITS, PROSE_LETTERS = 100, 0.02, 0.20, 0.60
 PICTURE_CHARACTERS = 100
 FEW_CHARACTERS, ALPHANUMERIC_SHARE = 20, 0.50
@@ -104,7 +104,12 @@ def _makes_sense_shifted(words: list[str], share: float) -> bool:
     if needed >= 1:
         return False
     text = " ".join(words)
-    return any(_stop_share(text.translate(shift).split()) > needed for shift in _SHIFTS)
+    shifted = (text.translate(shift).split() for shift in _SHIFTS)
+    # A list of part numbers may hit one stop word again and again.
+    return any(
+        _stop_share(meant) > needed and len(STOP_WORDS.intersection(meant)) >= SHIFT_DISTINCT
+        for meant in shifted
+    )
 
 
 def _stop_share(words: list[str]) -> float:

@@ -99,8 +99,9 @@ def test_the_child_has_exactly_the_environment_it_is_given(sup, tmp_path):
     out = tmp_path / "out"
     code = f"import os; open({str(out)!r},'w').write(repr('HOME' in os.environ)+os.environ['A'])"
     argv = (sys.executable, "-c", code)
-    sup.start(Program("p", argv, {"A": "1"}, restart=False, ready=out.exists))
-    eventually(lambda: out.read_text() == "False1")
+    sup.start(Program("p", argv, {"A": "1"}, restart=False))
+    eventually(lambda: only(sup).last_exit is not None)
+    assert out.read_text() == "False1"
 
 
 def test_a_child_that_dies_is_started_again(sup):

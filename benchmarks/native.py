@@ -1,0 +1,246 @@
+"""Pages a second of the native way, from the doorbell to the record, beside two plain extractors.
+
+    python -m benchmarks.native [CORPUS_FOLDER]
+
+Ours is the whole service as `up` starts it: intake, broker, prepare worker with its shipped
+concurrency, PostgreSQL with flushed writes. Beside it, on the same files and one process each:
+PyMuPDF's get_text() and poppler's pdftotext. The files are the native pages of the corpus'
+born-digital documents, those with a table and those without in documents of their own, each
+copy with bytes of its own. Prints a table and writes benchmarks/results/native.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corpus import CorpusFile, default_folder, read_manifest
+from benchmarks.stack import RESULTS, Stack, running_stack
+from rag_service.knowledgebase.views import PageView
+from rag_service.states import RunState
+
+ROUNDS = 3
+# The fastest of the three works at least this long in every round.
+ROUND_SECONDS = 5.0
+PATIENCE = 300.0
+KINDS = ("born_digital", "text_trap")
+FEWEST_PAGES = 2
+TARGET = 0.5
+TABLE_RULE = "| ---"
+
+
+@dataclass(frozen=True)
+class Sheets:
+    """Documents that hold one kind of page."""
+
+    name: str
+    files: list[Path]
+    pages: int
+
+
+def sources(corpus: Path) -> list[CorpusFile]:
+    """Born-digital documents of several pages that open without a password."""
+    native = [
+        file
+        for file in read_manifest(corpus)
+        if file.kind in KINDS and file.right.startswith("DONE from the ORIGINAL")
+    ]
+    return [file for file in native if _page_count(file.path) >= FEWEST_PAGES]
+
+
+def _page_count(path: Path) -> int:
+    import pymupdf
+
+    with pymupdf.open(path) as document:
+        return int(document.page_count)
+
+
+def sort_pages(stack: Stack, files: Iterable[CorpusFile], folder: Path) -> list[Sheets]:
+    """Have the service read the files once, which also warms it, and part their native pages."""
+    # Without OCR every page ends here; the ones that would need it are left out.
+    options = stack.options(ocr="off")
+    paths = [file.path for file in files]
+    views = stack.wait([stack.take_in(path, options) for path in paths], PATIENCE)
+    plain, tables = Sheets("without tables", [], 0), Sheets("with tables", [], 0)
+    for path, view in zip(paths, views, strict=True):
+        native = [page for page in stack.pages(view.id) if is_native(page)]
+        plain = _with(plain, path, [p for p in native if not has_table(p)], folder)
+        tables = _with(tables, path, [p for p in native if has_table(p)], folder)
+    return [plain, tables]
+
+
+def is_native(page: PageView) -> bool:
+    return page.status == "native" and not page.warnings
+
+
+def has_table(page: PageView) -> bool:
+    return TABLE_RULE in page.markdown
+
+
+def _with(sheets: Sheets, path: Path, pages: Sequence[PageView], folder: Path) -> Sheets:
+    """The sheets and one more document of these pages, where there are any."""
+    import pymupdf
+
+    if not pages:
+        return sheets
+    target = folder / f"{sheets.name.replace(' ', '-')}-{path.stem}.pdf"
+    with pymupdf.open(path) as document:
+        document.select([page.number - 1 for page in pages])
+        document.save(target, garbage=3, deflate=True)
+    return Sheets(sheets.name, [*sheets.files, target], sheets.pages + len(pages))
+
+
+def copies(sheets: Sheets, count: int, tag: str, folder: Path) -> Sheets:
+    """Every document `count` times. A comment after the end makes each copy's bytes its own."""
+    files = []
+    for number in range(count):
+        for source in sheets.files:
+            target = folder / f"{source.stem}-{tag}-{number}.pdf"
+            shutil.copyfile(source, target)
+            with target.open("ab") as file:
+                file.write(f"\n% copy {tag} {number}\n".encode())
+            files.append(target)
+    return Sheets(sheets.name, files, sheets.pages * count)
+
+
+def pymupdf_seconds(files: Sequence[Path]) -> float:
+    """In a process of its own, so that nothing of ours is in its way."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_read_all, files).result()
+
+
+def _read_all(files: Sequence[Path]) -> float:
+    import pymupdf
+
+    started = time.perf_counter()
+    for path in files:
+        with pymupdf.open(path) as document:
+            for page in document:
+                page.get_text()
+    return time.perf_counter() - started
+
+
+def pdftotext_seconds(files: Sequence[Path]) -> float | None:
+    """None where poppler is not installed."""
+    if shutil.which("pdftotext") is None:
+        return None
+    started = time.perf_counter()
+    for path in files:
+        subprocess.run(["pdftotext", str(path), "-"], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - started
+
+
+def service_seconds(stack: Stack, sheets: Sheets, priority: str) -> float:
+    """From the first document accepted to the last processed, by the database's clock."""
+    options = stack.options(priority=priority)
+    ids = [stack.take_in(path, options) for path in sheets.files]
+    views = stack.wait(ids, PATIENCE)
+    read = sum(view.pages.native for view in views if view.status is RunState.PROCESSED)
+    if read != sheets.pages:
+        raise AssertionError(f"{read} of {sheets.pages} pages were read natively.")
+    ended = max(view.finished_at for view in views if view.finished_at)
+    return (ended - min(view.created_at for view in views)).total_seconds()
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Pages a second of one reader over the rounds."""
+
+    reader: str
+    rounds: list[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+
+READERS = ("PyMuPDF get_text", "pdftotext", "service, bulk", "service, interactive")
+
+
+def measure(stack: Stack, sheets: Sheets, folder: Path) -> dict[str, Any]:
+    """Every reader on the same files, round by round, so that a slow moment hits all of them."""
+    count = math.ceil(ROUND_SECONDS / pymupdf_seconds(sheets.files))
+    found: dict[str, list[float]] = {reader: [] for reader in READERS}
+    pages = sheets.pages * count
+    for number in range(ROUNDS):
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            once = copies(sheets, count, f"{number}a", Path(name))
+            again = copies(sheets, count, f"{number}b", Path(name))
+            seconds = (
+                pymupdf_seconds(once.files),
+                pdftotext_seconds(once.files),
+                service_seconds(stack, once, "bulk"),
+                service_seconds(stack, again, "interactive"),
+            )
+        for reader, took in zip(READERS, seconds, strict=True):
+            if took is not None:
+                found[reader].append(pages / took)
+    rates = [Rate(reader, rounds) for reader, rounds in found.items() if rounds]
+    return report(sheets, pages, count, rates)
+
+
+def report(sheets: Sheets, pages: int, count: int, rates: Sequence[Rate]) -> dict[str, Any]:
+    """Print one kind's rows and return them for the JSON."""
+    base = rates[0].median
+    print(f"\npages {sheets.name}: {sheets.pages} from {len(sheets.files)} documents x {count}")
+    print(f"{'':22} {'pages/s':>9} {'of PyMuPDF':>11}   rounds")
+    for rate in rates:
+        rounds = ", ".join(f"{one:.0f}" for one in rate.rounds)
+        print(f"{rate.reader:22} {rate.median:9.1f} {rate.median / base:11.2f}   {rounds}")
+    for reader in set(READERS) - {rate.reader for rate in rates}:
+        print(f"{reader:22} absent: apt-get install poppler-utils")
+    return {
+        "pages": sheets.name,
+        "distinct_pages": sheets.pages,
+        "documents": len(sheets.files),
+        "copies": count,
+        "pages_a_round": pages,
+        "pages_per_second": {r.reader: {"median": r.median, "rounds": r.rounds} for r in rates},
+        "of_pymupdf": {r.reader: r.median / base for r in rates},
+    }
+
+
+def compare(corpus: Path) -> None:
+    with running_stack(durable=True) as stack:
+        stack.start(stack.plan.prepare_only())
+        folder = stack.folder / "files"
+        folder.mkdir()
+        settings = stack.settings
+        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before; prepare forks: "
+              f"{settings.prepare.worker_concurrency}; medians of {ROUNDS}")  # fmt: skip
+        kinds = sort_pages(stack, sources(corpus), folder)
+        results = [measure(stack, sheets, folder) for sheets in kinds]
+    share = results[0]["of_pymupdf"][READERS[2]]
+    print(f"\npages without tables, bulk: {share:.2f} of plain PyMuPDF, wanted {TARGET}: "
+          f"{'met' if share >= TARGET else 'missed'}")  # fmt: skip
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    summary = {"cores": os.cpu_count(), "rounds": ROUNDS, "target": TARGET, "kinds": results}
+    (RESULTS / "native.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("corpus", nargs="?", type=Path, default=default_folder())
+    corpus = parser.parse_args().corpus
+    try:
+        compare(corpus)
+    except FileNotFoundError as error:
+        sys.exit(f"{error}: name the corpus folder or set RAG_CORPUS.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The whole service on servers of its own, for benchmarks and `make corpus`: one a process.
+
+The same programs as `rag-service up` starts, on free ports and a folder that is thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rag_service.cli.plan import Plan, embedded_ocr_environment
+from rag_service.cli.single import await_postgres
+from rag_service.embedded import EmbeddedStack, Program, ProgramStatus
+from rag_service.embedded.folder import free_port
+from rag_service.intake import IntakeOptions, accept, check_options
+from rag_service.knowledgebase import catalogue, schema
+from rag_service.knowledgebase.views import DocumentView, PageView
+from rag_service.settings import Settings, get_settings
+from rag_service.spool import Spool
+from rag_service.states import TERMINAL
+from rag_service.storage import DocumentStore
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+_DRAIN_SECONDS = 5.0
+_POSTGRES_SECONDS = 60.0
+_POLL_SECONDS = 0.2
+# Where other servers, or a key that our own requests do not carry, would come from.
+_NOT_OURS = ("DATABASE_URL", "REDIS_URL", "GLMOCR_BASE_URL", "RAG_SERVICE_API_KEY")
+
+
+class Stack:
+    """A running service: takes files in, waits for documents, shows their pages."""
+
+    def __init__(self, settings: Settings, servers: EmbeddedStack, folder: Path) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.plan = Plan(settings, folder / "logs", _DRAIN_SECONDS)
+        self._servers = servers
+        self._store = DocumentStore(settings)
+
+    def start(self, programs: Iterable[Program]) -> None:
+        """Start programs and wait until each is ready."""
+        for program in programs:
+            self._servers.supervisor.start(program)
+
+    def programs(self) -> list[ProgramStatus]:
+        """Every program, the servers included, with its restarts."""
+        return self._servers.supervisor.status()
+
+    def options(self, *, ocr: str = "auto", priority: str = "bulk") -> IntakeOptions:
+        return check_options(self.settings, ocr=ocr, priority=priority)
+
+    def take_in(self, path: Path, options: IntakeOptions) -> str:
+        """Hand a file to intake; the document's id."""
+        with Spool(self.settings) as spool:
+            with path.open("rb") as file:
+                spool.copy_from(file)
+            return accept(self.settings, self._store, spool, path.name, options).id
+
+    def view(self, document_id: str) -> DocumentView:
+        view = catalogue.get_document(document_id, self.settings.ocr.base_url)
+        if view is None:
+            raise LookupError(f"Document {document_id} is gone.")
+        return view
+
+    def wait(self, ids: Iterable[str], seconds: float) -> list[DocumentView]:
+        """Documents in the order of their ids when the last has ended. Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        ended = []
+        for document_id in ids:
+            while (view := self.view(document_id)).latest_run.status not in TERMINAL:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{view.filename} is {view.status} after {seconds:.0f} s.")
+                time.sleep(_POLL_SECONDS)
+            ended.append(view)
+        return ended
+
+    def pages(self, document_id: str) -> list[PageView]:
+        """Every page of the run that answers for the document."""
+        run_id = catalogue.shown_run_id(document_id)
+        most = self.settings.limits.max_pages
+        return catalogue.list_pages(run_id, limit=most) if run_id else []
+
+
+@contextmanager
+def running_stack(*, durable: bool) -> Iterator[Stack]:
+    """PostgreSQL and Valkey, migrated; the caller starts the programs that it needs.
+
+    `durable`: writes are flushed as `up` flushes them, else as the throw-away `run` does.
+    """
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="rag-bench-") as name:
+        folder = Path(name)
+        try:
+            os.environ.update(_environment(folder))
+            get_settings.cache_clear()
+            with EmbeddedStack(get_settings(), folder, durable=durable) as servers:
+                os.environ.update(servers.start_servers())
+                get_settings.cache_clear()
+                await_postgres(_POSTGRES_SECONDS)
+                schema.migrate()
+                yield Stack(get_settings(), servers, folder)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            get_settings.cache_clear()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    for name in _NOT_OURS:
+        os.environ.pop(name, None)
+        os.environ.pop(name + "_FILE", None)
+    folders = {
+        "RAG_SERVICE_DATA_DIR": str(folder),
+        "RAG_SERVICE_STORAGE_URL": (folder / "documents").as_uri(),
+        "RAG_SERVICE_API_PORT": str(free_port()),
+    }
+    os.environ.update(folders)
+    return folders | embedded_ocr_environment(get_settings(), "127.0.0.1", free_port())

@@ -1,0 +1,212 @@
+"""Real servers for all tests: one PostgreSQL and one Valkey a session, emptied before each test."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import httpx
+import pymupdf
+import pytest
+import redis
+import uvicorn
+from sqlalchemy import NullPool, create_engine, make_url, text
+
+from rag_service import broker
+from rag_service.api.app import create_app
+from rag_service.embedded import EmbeddedStack
+from rag_service.errors import RagServiceError
+from rag_service.knowledgebase import engine, leases, pages, runs
+from rag_service.knowledgebase.leases import Claimant
+from rag_service.knowledgebase.models import Base
+from rag_service.knowledgebase.pages import PlannedRow
+from rag_service.knowledgebase.schema import migrate
+from rag_service.settings import Settings, get_settings, load_settings
+from rag_service.states import PageState, RunState, Stage
+
+# What a killed process of the test before left open must not hold up the next one.
+_END_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+_EMPTY_ALL = "TRUNCATE " + ", ".join(table.name for table in Base.metadata.sorted_tables)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """DATABASE_URL and REDIS_URL of servers of our own; they end with the session."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DATABASE_URL", raising=False)
+        patch.delenv("REDIS_URL", raising=False)
+        settings = load_settings()
+    with EmbeddedStack(settings, tmp_path_factory.mktemp("stack"), durable=False) as servers:
+        yield servers.start_servers()
+
+
+@pytest.fixture(scope="session")
+def migrated(stack: dict[str, str]) -> str:
+    """The URL of a migrated database; `database` empties it, since making one takes longer."""
+    _administer(stack["DATABASE_URL"], "CREATE DATABASE tests")
+    url = make_url(stack["DATABASE_URL"]).set(database="tests").render_as_string(False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DATABASE_URL", url)
+        forget_connections()
+        migrate()
+    forget_connections()
+    return url
+
+
+@pytest.fixture
+def database(
+    stack: dict[str, str], migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """An empty migrated database and an empty broker, named in the environment."""
+    _administer(migrated, _END_OTHERS, _EMPTY_ALL)
+    with closing(redis.Redis.from_url(stack["REDIS_URL"])) as client:
+        client.flushall()
+    monkeypatch.setenv("DATABASE_URL", migrated)
+    monkeypatch.setenv("REDIS_URL", stack["REDIS_URL"])
+    forget_connections()
+    yield migrated
+    forget_connections()
+
+
+@pytest.fixture
+def settings(
+    database: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
+    """The settings of a service over the empty database, with a data folder of its own."""
+    monkeypatch.setenv("RAG_SERVICE_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+    get_settings.cache_clear()
+    return get_settings()
+
+
+def forget_connections() -> None:
+    """Let the next use read the environment anew, as a process that has just started does."""
+    for open_engine in engine._engines.values():
+        open_engine.dispose()
+    engine._engines.clear()
+    broker._sender.cache_clear()
+    get_settings.cache_clear()
+
+
+def _administer(url: str, *statements: str) -> None:
+    admin = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with admin.connect() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+@dataclass(frozen=True)
+class Api:
+    """A running service and a client that talks to it."""
+
+    url: str
+    port: int
+    settings: Settings
+    client: httpx.Client
+
+    def upload(self, content: bytes, filename: str = "a.pdf", **options: str) -> httpx.Response:
+        return self.client.post("/documents", files={"file": (filename, content)}, data=options)
+
+    def add(self, content: bytes, **options: str) -> str:
+        """Upload what must be accepted; the document's id."""
+        answer = self.upload(content, **options)
+        assert answer.status_code == 202, answer.text
+        return answer.json()["id"]
+
+    def get(self, document_id: str) -> dict:
+        return self.client.get(f"/documents/{document_id}").json()
+
+
+@pytest.fixture
+def start_api(settings: Settings) -> Iterator[Callable[..., Api]]:
+    """Starts services on free ports; `start_api(limits={"max_bytes": 9})` changes settings."""
+    running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
+
+    def start(**changes: dict) -> Api:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        changed = changed_settings(
+            settings, **{**changes, "api": {"port": port, **changes.get("api", {})}}
+        )
+        config = uvicorn.Config(create_app(changed), log_config=None, proxy_headers=False)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started and thread.is_alive():
+            thread.join(0.01)
+        url = f"http://127.0.0.1:{port}"
+        client = httpx.Client(base_url=url, timeout=60)
+        running.append((server, thread, client))
+        return Api(url, port, changed, client)
+
+    yield start
+    for server, thread, client in running:
+        client.close()
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def api(start_api: Callable[..., Api]) -> Api:
+    """The service as it is without a key."""
+    return start_api()
+
+
+def changed_settings(settings: Settings, **sections: dict) -> Settings:
+    """Settings with other values: changed_settings(settings, limits={"max_bytes": 9})."""
+    changed = {
+        name: getattr(settings, name).model_copy(update=values) for name, values in sections.items()
+    }
+    return settings.model_copy(update=changed)
+
+
+@pytest.fixture
+def make_pdf() -> Callable[..., bytes]:
+    """Makes a PDF with these texts, one a page; with a password it is encrypted."""
+
+    def make(*texts: str, password: str | None = None) -> bytes:
+        document = pymupdf.open()
+        for page_text in texts:
+            document.new_page().insert_text((72, 72), page_text)
+        if password is None:
+            return document.tobytes()
+        encryption = pymupdf.PDF_ENCRYPT_AES_256
+        return document.tobytes(encryption=encryption, user_pw=password, owner_pw=password)
+
+    return make
+
+
+@pytest.fixture
+def work_off(settings: Settings) -> Callable[..., RunState]:
+    """Does what a prepare worker does with the best waiting run: stores pages, ends the run.
+
+    Each page is given as its text, or as the error that it ended with.
+    """
+
+    def work(*contents: str | RagServiceError, error: RagServiceError | None = None) -> RunState:
+        claimant = Claimant("a-worker", uuid.uuid4().hex, 4)
+        run = leases.claim(Stage.PREPARE, claimant, settings.lease, server=None)
+        assert run is not None
+        if error is not None:
+            runs.fail(run, error)
+            return RunState.FAILED
+        runs.note_preflight(run, len(contents), [])
+        pages.store_plan(run, _rows(contents))
+        return runs.finish(run)
+
+    return work
+
+
+def _rows(contents: Sequence[str | RagServiceError]) -> list[PlannedRow]:
+    return [
+        PlannedRow(number, "ocr", "", PageState.FAILED, 595, 842, error=content)
+        if isinstance(content, RagServiceError)
+        else PlannedRow(number, "native", "", PageState.NATIVE, 595, 842, markdown=content)
+        for number, content in enumerate(contents, start=1)
+    ]

@@ -1,0 +1,104 @@
+"""Who may ask: with a key, without one, from a page in a browser."""
+
+import pytest
+from pydantic import SecretStr
+
+from rag_service.api.app import create_app
+from rag_service.errors import ConfigurationError
+
+KEY = "correct horse"
+ROUTES = [
+    ("GET", "/documents"),
+    ("POST", "/documents"),
+    ("GET", "/documents/" + "0" * 32),
+    ("DELETE", "/documents/" + "0" * 32),
+    ("POST", "/reprocess"),
+    ("GET", "/health/ready"),
+    ("GET", "/metrics"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+    ("GET", "/nothing/here"),
+]
+WRONG = [
+    {},
+    {"authorization": ""},
+    {"authorization": "Bearer"},
+    {"authorization": "Bearer wrong"},
+    {"authorization": "Bearer " + KEY + "x"},
+    {"authorization": "Bearer " + KEY[:-1]},
+    {"authorization": "Basic " + KEY},
+    {"authorization": KEY},
+    {"authorization": b"Bearer \xff\xfe"},
+    {"x-api-key": KEY},
+]
+
+
+@pytest.fixture
+def locked(start_api):
+    return start_api(api={"key": SecretStr(KEY)})
+
+
+def test_nothing_is_answered_without_the_key(locked):
+    for method, path in ROUTES:
+        for headers in WRONG:
+            answer = locked.client.request(method, path, headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_with_the_key_everything_is(locked):
+    headers = {"authorization": f"Bearer {KEY}"}
+    for method, path in ROUTES:
+        assert locked.client.request(method, path, headers=headers).status_code != 401
+    assert locked.client.get("/documents", headers={"authorization": f"bearer {KEY}"}).is_success
+
+
+def test_liveness_needs_no_key(locked):
+    assert locked.client.get("/health/live").json() == {"status": "alive"}
+
+
+def test_with_a_key_any_host_name_will_do(locked):
+    headers = {
+        "authorization": f"Bearer {KEY}",
+        "host": "rag.example",
+        "origin": "http://x.example",
+    }
+    assert locked.client.get("/documents", headers=headers).is_success
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "rag.example", ""])
+def test_without_a_key_it_does_not_start_on_other_addresses(settings, host):
+    api = settings.api.model_copy(update={"host": host})
+    with pytest.raises(ConfigurationError, match=r"api\.key.*RAG_SERVICE_API_KEY"):
+        create_app(settings.model_copy(update={"api": api}))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.0.0.9"])
+def test_without_a_key_it_starts_on_loopback(settings, host):
+    api = settings.api.model_copy(update={"host": host})
+    assert create_app(settings.model_copy(update={"api": api}))
+
+
+def test_without_a_key_only_its_own_host_names_are_answered(api):
+    for name in ("localhost", "127.0.0.1", "[::1]", "LOCALHOST"):
+        assert api.client.get("/documents", headers={"host": f"{name}:{api.port}"}).is_success
+    for host in ("rag.example", f"rag.example:{api.port}", "127.0.0.1", "localhost:1", ""):
+        answer = api.client.get("/documents", headers={"host": host})
+        assert answer.status_code == 403, host
+        assert "RAG_SERVICE_API_KEY" in answer.json()["detail"]
+
+
+def test_without_a_key_pages_of_other_origins_are_refused(api, make_pdf):
+    own = f"http://localhost:{api.port}"
+    assert api.client.get("/documents", headers={"origin": own}).is_success
+    for origin in (
+        "http://evil.example",
+        "null",
+        "http://localhost:1",
+        f"https://localhost:{api.port}",
+    ):
+        answer = api.client.post(
+            "/documents", files={"file": make_pdf("a")}, headers={"origin": origin}
+        )
+        assert answer.status_code == 403, origin
+    assert api.client.get("/documents").json()["documents"] == []

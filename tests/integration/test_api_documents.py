@@ -1,0 +1,318 @@
+"""Documents over HTTP: what is accepted, what is known already, what is refused and how."""
+
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+
+import pytest
+from PIL import Image
+
+from rag_service.errors import CorruptPdf, EncryptedPdf
+from rag_service.storage import DocumentStore, working_key
+
+
+def picture(kind: str) -> bytes:
+    out = BytesIO()
+    Image.new("RGB", (40, 40), "white").save(out, kind)
+    return out.getvalue()
+
+
+def problem(answer, status: int, code: str) -> dict:
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["status"] == status
+    assert answer.json()["detail"]
+    return answer.json()
+
+
+def test_a_new_document_is_accepted_and_can_be_looked_at(api, make_pdf):
+    answer = api.upload(make_pdf("one", "two"), filename="bill.pdf", collection="bills")
+    assert answer.status_code == 202
+    body = answer.json()
+    assert body == {"id": body["id"], "status": "queued", "duplicate": False}
+    assert answer.headers["location"] == f"/documents/{body['id']}"
+    shown = api.get(body["id"])
+    assert shown["filename"] == "bill.pdf"
+    assert shown["collection"] == "bills"
+    assert shown["media_type"] == "application/pdf"
+    assert (shown["status"], shown["queue_position"]) == ("queued", 1)
+    assert shown["waiting_for"] == "worker"
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "tiff", "webp"])
+def test_pictures_are_told_by_their_bytes(api, kind):
+    document_id = api.add(picture(kind), filename="whatever.txt")
+    assert api.get(document_id)["media_type"] == f"image/{kind}"
+
+
+def test_the_file_may_come_before_the_options(api, make_pdf):
+    parts = [
+        ("file", ("a.pdf", make_pdf("a"))),
+        ("collection", (None, "late")),
+        ("ocr", (None, "off")),
+        ("priority", (None, "interactive")),
+    ]
+    answer = api.client.post("/documents", files=parts)
+    assert answer.status_code == 202
+    shown = api.get(answer.json()["id"])
+    assert (shown["collection"], shown["ocr"]) == ("late", "off")
+
+
+class TestTheSameFileAgain:
+    def test_at_work_with_the_same_options(self, api, make_pdf):
+        content = make_pdf("a")
+        document_id = api.add(content)
+        again = api.upload(content)
+        assert again.status_code == 200
+        assert again.json() == {"id": document_id, "status": "queued", "duplicate": True}
+
+    def test_processed_with_the_same_options(self, api, make_pdf, work_off):
+        content = make_pdf("a")
+        document_id = api.add(content)
+        work_off("a")
+        again = api.upload(content)
+        assert again.status_code == 200
+        assert again.json() == {"id": document_id, "status": "processed", "duplicate": True}
+
+    @pytest.mark.parametrize("processed", [False, True])
+    def test_with_other_options(self, api, make_pdf, work_off, processed):
+        content = make_pdf("a")
+        api.add(content)
+        if processed:
+            work_off("a")
+        found = problem(api.upload(content, ocr="force"), 409, "options_differ")
+        assert "reprocess" in found["detail"]
+
+    def test_failed(self, api, make_pdf, work_off):
+        content = make_pdf("a")
+        document_id = api.add(content)
+        work_off(error=CorruptPdf())
+        again = api.upload(content, ocr="force")
+        assert again.status_code == 202
+        assert again.json() == {"id": document_id, "status": "queued", "duplicate": True}
+
+    def test_cancelled(self, api, make_pdf):
+        content = make_pdf("a")
+        document_id = api.add(content)
+        api.client.post(f"/documents/{document_id}/cancel")
+        again = api.upload(content)
+        assert again.status_code == 202
+        assert again.json() == {"id": document_id, "status": "queued", "duplicate": True}
+
+    def test_deleted(self, api, make_pdf):
+        content = make_pdf("a")
+        document_id = api.add(content)
+        assert api.client.delete(f"/documents/{document_id}").status_code == 204
+        again = api.upload(content)
+        assert again.status_code == 202
+        assert again.json()["duplicate"] is False
+        assert again.json()["id"] != document_id
+
+    def test_in_another_collection(self, api, make_pdf):
+        content = make_pdf("a")
+        first = api.add(content)
+        assert api.add(content, collection="other") != first
+
+    def test_many_at_the_same_time(self, api, make_pdf):
+        content = make_pdf("a")
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(lambda _: api.upload(content), range(12)))
+        assert sorted(a.status_code for a in answers) == [200] * 11 + [202]
+        assert len({a.json()["id"] for a in answers}) == 1
+        assert len(api.client.get("/documents").json()["documents"]) == 1
+
+
+class TestRefused:
+    """None of these leaves a row or a file behind."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_remains(self, api):
+        yield
+        assert api.client.get("/documents").json()["documents"] == []
+        assert list((api.settings.data_dir / "incoming").iterdir()) == []
+
+    def test_wrong_type(self, api):
+        problem(api.upload(b"MZ\x90\x00 a program", filename="a.pdf"), 415, "unsupported_type")
+
+    def test_empty(self, api):
+        problem(api.upload(b""), 422, "empty_file")
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"ocr": "maybe"},
+            {"parser": "nobody"},
+            {"priority": "urgent"},
+            {"collection": "../etc\x00"},
+            {"colection": "typo"},
+            {"password": "x" * 9000},
+        ],
+    )
+    def test_bad_options(self, api, make_pdf, options):
+        name = next(iter(options))
+        found = problem(api.upload(make_pdf("a"), **options), 422, "invalid_options")
+        assert name in found["detail"] or "no parser" in found["detail"]
+
+    def test_an_option_twice(self, api, make_pdf):
+        parts = [("ocr", (None, "off")), ("ocr", (None, "force")), ("file", make_pdf("a"))]
+        problem(api.client.post("/documents", files=parts), 422, "invalid_options")
+
+    def test_two_files(self, api, make_pdf):
+        parts = [("file", make_pdf("a")), ("file", make_pdf("b"))]
+        problem(api.client.post("/documents", files=parts), 422, "invalid_options")
+
+    def test_no_file(self, api):
+        answer = api.client.post("/documents", files={"ocr": (None, "off")})
+        assert "file" in problem(answer, 422, "invalid_options")["detail"]
+
+    @pytest.mark.parametrize("kind", ["application/pdf", "multipart/form-data", ""])
+    def test_no_form(self, api, make_pdf, kind):
+        headers = {"content-type": kind}
+        answer = api.client.post("/documents", content=make_pdf("a"), headers=headers)
+        problem(answer, 422, "invalid_options")
+
+    def test_wrong_password(self, api, make_pdf):
+        content = make_pdf("secret", password="right")
+        problem(api.upload(content, password="wrong"), 422, "wrong_password")
+
+
+def test_too_large_is_refused(start_api, make_pdf):
+    api = start_api(limits={"max_bytes": 100})
+    found = problem(api.upload(make_pdf("a")), 413, "too_large")
+    assert "limits.max_bytes" in found["detail"]
+
+
+def test_a_full_backlog_asks_to_come_again(start_api, make_pdf):
+    api = start_api(limits={"max_backlog": 1})
+    api.add(make_pdf("a"))
+    answer = api.upload(make_pdf("b"))
+    problem(answer, 503, "backlog_full")
+    assert int(answer.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ("../../etc/passwd", "passwd"),
+        ("..\\..\\boot.ini", "boot.ini"),
+        ("/abs/olute.pdf", "olute.pdf"),
+        ("Grüße 東京.pdf", "Grüße 東京.pdf"),
+        ("..", ".."),
+    ],
+)
+def test_a_name_is_shown_without_folders_and_never_used_as_a_path(api, make_pdf, sent, shown):
+    before = set(api.settings.data_dir.parent.rglob("*"))
+    document_id = api.add(make_pdf("a"), filename=sent)
+    assert api.get(document_id)["filename"] == shown
+    new = set(api.settings.data_dir.parent.rglob("*")) - before
+    named = [path for path in new if not path.is_dir() and path.name != "health"]
+    assert [path.name for path in named] == [api.get(document_id)["sha256"]]
+
+
+class TestPassword:
+    def test_opens_the_document_and_is_kept_nowhere(self, api, make_pdf, settings, database):
+        document_id = api.add(make_pdf("secret", password="only-once"), password="only-once")
+        key = working_key(document_id)
+        with DocumentStore(settings).open_local(key) as path:
+            assert b"/Encrypt" not in path.read_bytes()
+        drawn = api.client.get(f"/documents/{document_id}/pages/1/image")
+        assert drawn.status_code == 200
+        files = [path for path in settings.data_dir.rglob("*") if path.is_file()]
+        assert not [path for path in files if b"only-once" in path.read_bytes()]
+        assert "only-once" not in str(api.get(document_id))
+
+    def test_is_ignored_where_none_is_needed(self, api, make_pdf, settings):
+        document_id = api.add(make_pdf("open"), password="needless")
+        assert not DocumentStore(settings).exists(working_key(document_id))
+
+    def test_comes_with_the_second_try(self, api, make_pdf, settings, work_off):
+        content = make_pdf("secret", password="right")
+        document_id = api.add(content)
+        work_off(error=EncryptedPdf())
+        again = api.upload(content, password="right")
+        assert again.status_code == 202
+        assert again.json() == {"id": document_id, "status": "queued", "duplicate": True}
+        store = DocumentStore(settings)
+        assert store.exists(working_key(document_id))
+        encrypted = [p for p in (settings.data_dir / "documents/sha256").rglob("*") if p.is_file()]
+        assert encrypted == []
+
+    def test_damaged_files_get_their_row_all_the_same(self, api):
+        api.add(b"%PDF-1.7 nothing but this line", password="any")
+
+
+class TestListing:
+    def test_goes_through_all_in_pages_newest_first(self, api, make_pdf):
+        added = [api.add(make_pdf(str(n))) for n in range(5)]
+        seen, cursor = [], None
+        while True:
+            query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+            body = api.client.get("/documents", params=query).json()
+            seen += [d["id"] for d in body["documents"]]
+            cursor = body["next_cursor"]
+            if cursor is None:
+                break
+        assert seen == added[::-1]
+
+    def test_narrows(self, api, make_pdf, work_off):
+        failed = api.add(make_pdf("a"), collection="x")
+        work_off(error=EncryptedPdf())
+        waiting = api.add(make_pdf("b"), collection="y")
+
+        def ids(**query):
+            return [d["id"] for d in api.client.get("/documents", params=query).json()["documents"]]
+
+        assert ids(status="failed") == [failed]
+        assert ids(error="encrypted_pdf") == [failed]
+        assert ids(collection="y") == [waiting]
+        assert ids(collection="y", status="failed") == []
+
+    @pytest.mark.parametrize(
+        "query",
+        ["cursor=rubbish", "cursor=AAAA", "status=lost", "limit=0", "limit=x", "collection=%00"],
+    )
+    def test_refuses_what_it_does_not_understand(self, api, query):
+        problem(api.client.get(f"/documents?{query}"), 422, "invalid_options")
+
+
+STRANGE_IDS = ["0" * 32, "x", "%27%3B%20DROP%20TABLE%20documents--", "%00", "%ff%fe", "a" * 5000]
+
+
+@pytest.mark.parametrize(
+    ("method", "rest"),
+    [
+        ("GET", ""),
+        ("GET", "/pages"),
+        ("GET", "/pages/1"),
+        ("GET", "/pages/1/image"),
+        ("GET", "/markdown"),
+        ("GET", "/events"),
+        ("POST", "/reprocess"),
+        ("POST", "/cancel"),
+        ("DELETE", ""),
+    ],
+)
+def test_an_unknown_id_is_not_found(api, method, rest):
+    for document_id in STRANGE_IDS:
+        answer = api.client.request(method, f"/documents/{document_id}{rest}")
+        problem(answer, 404, "not_found")
+
+
+def test_other_addresses_and_methods_are_problems_too(api):
+    problem(api.client.get("/nothing/here"), 404, "not_found")
+    assert api.client.put("/documents").json()["status"] == 405
+
+
+def test_cancel_says_whether_anything_was_at_work(api, make_pdf):
+    document_id = api.add(make_pdf("a"))
+    first = api.client.post(f"/documents/{document_id}/cancel")
+    assert first.json() == {"id": document_id, "cancelled": True}
+    assert api.client.post(f"/documents/{document_id}/cancel").json()["cancelled"] is False
+    assert api.get(document_id)["status"] == "cancelled"
+
+
+def test_a_deleted_document_is_gone(api, make_pdf):
+    document_id = api.add(make_pdf("a"))
+    assert api.client.delete(f"/documents/{document_id}").status_code == 204
+    problem(api.client.get(f"/documents/{document_id}"), 404, "not_found")
+    problem(api.client.delete(f"/documents/{document_id}"), 404, "not_found")
+    assert api.client.get("/documents").json()["documents"] == []

@@ -1,0 +1,183 @@
+"""Bodies that lie, never end, break off or are no forms at all, sent over raw connections."""
+
+import os
+import socket
+import time
+from contextlib import closing
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from rag_service.api import upload
+
+HEAD = b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.pdf"\r\n\r\n%PDF-1.7\n'
+END = b"\r\n--B--\r\n"
+CHUNK = b"x" * 65536
+MIB = 1024 * 1024
+
+
+def connect(api, *headers: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", api.port), timeout=60)
+    lines = [
+        "POST /documents HTTP/1.1",
+        f"Host: 127.0.0.1:{api.port}",
+        "Content-Type: multipart/form-data; boundary=B",
+        *headers,
+    ]
+    connection.sendall("\r\n".join([*lines, "", ""]).encode())
+    return connection
+
+
+def answer_of(connection: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    received = b""
+    while data := connection.recv(65536):
+        received += data
+    return received
+
+
+def send_chunks(connection: socket.socket, first: bytes, most: int) -> int:
+    """Send chunks until the server has had enough; the bytes sent, up to `most`."""
+    sent = 0
+    connection.setblocking(False)
+    data = first
+    while sent < most:
+        try:
+            if connection.recv(1, socket.MSG_PEEK):
+                break
+        except BlockingIOError:
+            pass
+        connection.setblocking(True)
+        connection.sendall(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        connection.setblocking(False)
+        sent += len(data)
+        data = CHUNK
+    connection.setblocking(True)
+    return sent
+
+
+def wait_for(condition) -> None:
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def incoming(api) -> list:
+    return list((api.settings.data_dir / "incoming").iterdir())
+
+
+def listed(api) -> list:
+    return api.client.get("/documents").json()["documents"]
+
+
+def test_a_length_beyond_the_limit_is_refused_before_the_body(start_api):
+    api = start_api(limits={"max_bytes": MIB})
+    with closing(connect(api, "Content-Length: 9999999999", "Expect: 100-continue")) as connection:
+        answer = answer_of(connection)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"100 Continue" not in answer
+    assert b'"too_large"' in answer
+
+
+def test_an_endless_body_is_refused_while_it_comes(start_api):
+    api = start_api(limits={"max_bytes": 4 * MIB})
+    with closing(connect(api, "Transfer-Encoding: chunked")) as connection:
+        sent = send_chunks(connection, HEAD, most=512 * MIB)
+        connection.shutdown(socket.SHUT_WR)
+        answer = answer_of(connection)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer.lower()
+    assert 4 * MIB <= sent < 512 * MIB
+    assert incoming(api) == []
+    assert listed(api) == []
+
+
+def test_an_endless_tail_after_the_form_is_refused_too(start_api):
+    api = start_api(limits={"max_bytes": MIB})
+    with closing(connect(api, "Transfer-Encoding: chunked")) as connection:
+        send_chunks(connection, HEAD + END, most=512 * MIB)
+        connection.shutdown(socket.SHUT_WR)
+        assert answer_of(connection).startswith(b"HTTP/1.1 413 ")
+    assert listed(api) == []
+
+
+def test_the_refusal_reaches_a_client_that_sends_everything_first(start_api, make_pdf):
+    api = start_api(limits={"max_bytes": MIB})
+    answer = api.upload(make_pdf("a") + b"\n" * 8 * MIB)
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+def test_who_hangs_up_leaves_nothing_behind(api):
+    with closing(connect(api, "Content-Length: 100000000")) as connection:
+        connection.sendall(HEAD + CHUNK * 40)
+        wait_for(lambda: incoming(api))
+    wait_for(lambda: not incoming(api))
+    assert listed(api) == []
+
+
+@pytest.mark.parametrize("body", [HEAD, HEAD + b"\r\n--B", HEAD + b"\r\n--B\r\n", b"", b"--B--"])
+def test_a_form_that_breaks_off_is_no_document(api, body):
+    with closing(connect(api, f"Content-Length: {len(body)}", "Connection: close")) as connection:
+        connection.sendall(body)
+        answer = answer_of(connection)
+    assert answer.startswith(b"HTTP/1.1 422 ")
+    assert b'"invalid_options"' in answer
+    assert listed(api) == []
+    assert incoming(api) == []
+
+
+def test_a_sender_that_falls_silent_loses_its_place(api, monkeypatch):
+    monkeypatch.setattr(upload, "_SILENCE_SECONDS", 0.2)
+    with closing(connect(api, "Content-Length: 50000")) as connection:
+        connection.sendall(HEAD)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 422 ")
+    assert listed(api) == []
+
+
+def test_a_key_is_asked_for_before_the_body(start_api):
+    api = start_api(api={"key": "secret"})
+    with closing(connect(api, "Content-Length: 99999999", "Expect: 100-continue")) as connection:
+        assert answer_of(connection).startswith(b"HTTP/1.1 401 ")
+
+
+def test_what_a_crash_left_behind_is_removed_at_the_start(settings, start_api):
+    folder = settings.data_dir / "incoming"
+    folder.mkdir()
+    old, young = folder / "upload-old", folder / "upload-young"
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (time.time() - 25 * 3600,) * 2)
+    start_api()
+    assert list(folder.iterdir()) == [young]
+
+
+PIECES = strategies.sampled_from(
+    [
+        b"--B", b"--B\r\n", b"--B--", b"\r\n", b"\n", b"\r", b":", b"; ", b'"', b"\\", b"\x00",
+        b"\xff\xfe", b"%PDF-1.7\n", b"name=", b"filename=", b"Content-Disposition: form-data",
+        b'Content-Disposition: form-data; name="file"; filename="a.pdf"\r\n\r\n',
+        b'Content-Disposition: form-data; name="ocr"\r\n\r\n',
+        b'Content-Disposition: form-data; name="password"\r\n\r\n',
+        b"Content-Type: text/plain\r\n", b"Content-Transfer-Encoding: base64\r\n",
+    ]
+)  # fmt: skip
+BODIES = strategies.lists(PIECES | strategies.binary(max_size=40), max_size=25).map(b"".join)
+BOUNDARIES = strategies.just(b"B") | strategies.binary(max_size=80).filter(
+    lambda b: not set(b) & set(b"\r\n\x00")
+)
+
+
+def test_no_garbage_makes_the_service_fail(api):
+    @hypothesis.given(body=BODIES, boundary=BOUNDARIES)
+    @hypothesis.settings(max_examples=200, deadline=None)
+    def check(body: bytes, boundary: bytes) -> None:
+        kind = b"multipart/form-data; boundary=" + boundary
+        headers = {b"content-type": kind.strip()}
+        answer = api.client.post("/documents", content=body, headers=headers)
+        assert answer.status_code in {200, 202, 409, 415, 422}, answer.text
+        assert answer.json()
+
+    check()
+    assert incoming(api) == []

@@ -1,0 +1,176 @@
+"""Real processes for tests: workers and maintenance, started as users do, ended by their ids."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+T = TypeVar("T")
+PATIENCE = 30.0
+_POLL = 0.05
+_TAIL = 6000
+
+
+class Program:
+    """One process with its log file; its children are forks, theirs are render children."""
+
+    def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                argv,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._popen.poll()
+
+    @property
+    def text(self) -> str:
+        """All that it and its forks have logged."""
+        return self.log.read_text(errors="replace")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the main process alone."""
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """End it and all it started, at once."""
+        family = self.family()
+        for pid in (self.pid, *family):
+            kill(pid)
+        self._popen.wait(PATIENCE)
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Its exit code once it has ended by itself."""
+        try:
+            return self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end in {seconds:g} s.\n{self.tail()}") from None
+
+    def forks(self) -> list[int]:
+        """The pids of its direct children."""
+        return [child.pid for child in _children(self.pid)]
+
+    def family(self) -> list[int]:
+        """The pids of all processes under it."""
+        return [child.pid for child in _children(self.pid, recursive=True)]
+
+    def tail(self) -> str:
+        """The end of its log, under its name."""
+        return f"--- {self.name} ({self.log}), exit code {self.exit_code}\n{self.text[-_TAIL:]}"
+
+
+class Programs:
+    """The processes of one service; leaving the context ends whatever still runs."""
+
+    def __init__(self, env: Mapping[str, str], folder: Path) -> None:
+        self.env = dict(env)
+        self._folder = folder
+        self.all: list[Program] = []
+
+    def __enter__(self) -> Programs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for program in self.all:
+            if program.exit_code is None:
+                program.kill()
+
+    def start(self, name: str, argv: Sequence[str], **env: str) -> Program:
+        """Run any program with the service's environment and these variables."""
+        log = self._folder / f"{name}-{len(self.all)}.log"
+        program = Program(name, argv, self.env | env, log)
+        self.all.append(program)
+        return program
+
+    def start_worker(self, stage: str, forks: int, **env: str) -> Program:
+        """A worker of the stage; wait_ready() says when it consumes."""
+        concurrency = {
+            "prepare": "RAG_SERVICE_PREPARE_WORKER_CONCURRENCY", "ocr": "OCR_WORKER_CONCURRENCY",
+        }[stage]  # fmt: skip
+        return self.start(stage, _command("worker", stage), **{concurrency: str(forks)}, **env)
+
+    def start_celery(self, *arguments: str, **env: str) -> Program:
+        """`celery -A workers.celery_app worker` with these arguments and no others."""
+        argv = [sys.executable, "-m", "celery", "-A", "workers.celery_app", "worker", *arguments]
+        return self.start("celery", argv, **env)
+
+    def start_maintenance(self, **env: str) -> Program:
+        """The maintenance loop."""
+        return self.start("maintenance", _command("worker", "maintenance"), **env)
+
+    def wait_ready(self, *workers: Program) -> None:
+        """Return when the workers consume their queues."""
+        self.wait_until(
+            lambda: all(" ready." in worker.text for worker in workers), "the workers are ready"
+        )
+
+    def fork_at(self, port: int) -> int:
+        """The pid of the fork whose connection has this local port."""
+        for pid in (pid for program in self.all for pid in program.forks()):
+            with contextlib.suppress(psutil.Error):
+                connections = psutil.Process(pid).net_connections("tcp")
+                if any(connection.laddr.port == port for connection in connections):
+                    return pid
+        raise AssertionError(f"No fork has a connection from port {port}.\n{self.tails()}")
+
+    def wait_until(
+        self, condition: Callable[[], T], what: str, seconds: float = PATIENCE
+    ) -> T:
+        """The first true value of the condition; AssertionError with all logs if none comes."""
+        deadline = time.monotonic() + seconds
+        while not (value := condition()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"Not in {seconds:g} s: {what}\n{self.tails()}")
+            time.sleep(_POLL)
+        return value
+
+    def tails(self) -> str:
+        """The ends of all logs."""
+        return "\n".join(program.tail() for program in self.all)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL; a process that has gone already is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs under that pid; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "rag_service.cli.main", *arguments]
+
+
+def _children(pid: int, *, recursive: bool = False) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=recursive)
+    except psutil.NoSuchProcess:
+        return []

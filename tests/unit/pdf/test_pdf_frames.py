@@ -1,0 +1,49 @@
+"""Frames survive the pipe whatever they hold and however it is cut."""
+
+from __future__ import annotations
+
+import asyncio
+from io import BytesIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_service.pdf import frames
+from rag_service.pdf.frames import Frame
+
+HEADS = st.dictionaries(
+    st.text(max_size=8),
+    st.one_of(st.none(), st.integers(), st.text(st.characters(exclude_categories=()))),
+    max_size=5,
+)
+FRAMES = st.lists(st.builds(Frame, HEADS, st.binary(max_size=100)), max_size=5)
+
+
+@given(FRAMES)
+def test_a_reader_gets_what_was_written(sent: list[Frame]) -> None:
+    stream = BytesIO(b"".join(map(frames.encode, sent)))
+    assert [frames.read(stream) for _ in sent] == sent
+    assert frames.read(stream) is None
+
+
+@given(FRAMES, st.integers(1, 7))
+def test_the_parent_gets_it_in_pieces(sent: list[Frame], piece: int) -> None:
+    async def work() -> list[Frame]:
+        reader = asyncio.StreamReader()
+        data = b"".join(map(frames.encode, sent))
+
+        async def feed() -> None:
+            for start in range(0, len(data), piece):
+                reader.feed_data(data[start : start + piece])
+                await asyncio.sleep(0)
+            reader.feed_eof()
+
+        feeding = asyncio.create_task(feed())
+        received = [await frames.receive(reader) for _ in sent]
+        await feeding
+        with pytest.raises(asyncio.IncompleteReadError):
+            await frames.receive(reader)
+        return received
+
+    assert asyncio.run(work()) == sent

@@ -1,0 +1,72 @@
+"""docker-compose.customer.yml: no default of its own, nothing open, everything restarts and stops."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rag_service.settings import load_settings, options
+
+COMPOSE = Path(__file__).parents[2] / "docker-compose.customer.yml"
+OURS = ("migrate", "api", "prepare_worker", "ocr_worker", "maintenance", "flower")
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    return yaml.safe_load(COMPOSE.read_text())["services"]
+
+
+def test_all_services_are_there(services: dict[str, Any]) -> None:
+    assert set(services) == {*OURS, "postgres", "redis", "glm_ocr"}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ours_run_without_privileges(services: dict[str, Any], name: str) -> None:
+    service = services[name]
+    assert service["user"] not in {"root", "0", "0:0"}
+    assert service["cap_drop"] == ["ALL"]
+
+
+def test_long_running_services_restart_are_checked_and_stop_gently(
+    services: dict[str, Any],
+) -> None:
+    for name, service in services.items():
+        if name == "migrate":
+            continue
+        assert service["restart"] == "unless-stopped", name
+        assert service["healthcheck"]["test"], name
+        assert service["stop_grace_period"], name
+
+
+def test_workers_get_longer_to_stop_than_they_need(services: dict[str, Any]) -> None:
+    for name in ("prepare_worker", "ocr_worker"):
+        grace = int(services[name]["stop_grace_period"].removesuffix("s"))
+        assert grace > load_settings().worker.soft_shutdown
+
+
+def test_what_is_published_is_behind_a_key(services: dict[str, Any]) -> None:
+    published = {name for name, service in services.items() if "ports" in service}
+    assert published == {"api", "flower"}
+    assert ":?" in services["api"]["environment"]["RAG_SERVICE_API_KEY"]
+    assert ":?" in services["flower"]["environment"]["RAG_SERVICE_FLOWER_BASIC_AUTH"]
+
+
+def test_no_default_of_its_own() -> None:
+    """Only where things are and who may enter is said; everything else is config.yaml's."""
+    says = {
+        "DATABASE_URL",
+        "REDIS_URL",
+        "GLMOCR_BASE_URL",
+        "RAG_SERVICE_API_KEY",
+        "RAG_SERVICE_API_HOST",
+        "RAG_SERVICE_FLOWER_HOST",
+        "RAG_SERVICE_FLOWER_BASIC_AUTH",
+    }
+    text = COMPOSE.read_text()
+    named = {o.env for o in options() if re.search(rf"^\s+{o.env}:", text, re.MULTILINE)}
+    assert named == says
+    assert re.findall(r"\$\{\w+:?-", text) == []
