@@ -96,9 +96,10 @@ def running_stack(*, durable: bool) -> Iterator[Stack]:
     before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="rag-bench-") as name:
         folder = Path(name)
+        # PostgreSQL does not run as root and must pass through to its data.
+        folder.chmod(0o711)
         try:
-            os.environ.update(_environment(folder))
-            get_settings.cache_clear()
+            _set_environment(folder)
             with EmbeddedStack(get_settings(), folder, durable=durable) as servers:
                 os.environ.update(servers.start_servers())
                 get_settings.cache_clear()
@@ -111,14 +112,13 @@ def running_stack(*, durable: bool) -> Iterator[Stack]:
             get_settings.cache_clear()
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _set_environment(folder: Path) -> None:
     for name in _NOT_OURS:
         os.environ.pop(name, None)
         os.environ.pop(name + "_FILE", None)
-    folders = {
-        "RAG_SERVICE_DATA_DIR": str(folder),
-        "RAG_SERVICE_STORAGE_URL": (folder / "documents").as_uri(),
-        "RAG_SERVICE_API_PORT": str(free_port()),
-    }
-    os.environ.update(folders)
-    return folders | embedded_ocr_environment(get_settings(), "127.0.0.1", free_port())
+    os.environ["RAG_SERVICE_DATA_DIR"] = str(folder)
+    os.environ["RAG_SERVICE_STORAGE_URL"] = (folder / "documents").as_uri()
+    os.environ["RAG_SERVICE_API_PORT"] = str(free_port())
+    get_settings.cache_clear()
+    os.environ.update(embedded_ocr_environment(get_settings(), "127.0.0.1", free_port()))
+    get_settings.cache_clear()

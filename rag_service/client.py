@@ -95,6 +95,10 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what is under way in other threads too."""
         self._closed.set()
         self._http.close()
 

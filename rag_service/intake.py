@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from sqlalchemy import Connection
-
 from rag_service import broker
 from rag_service.errors import (
     AlreadyActive,
@@ -18,7 +16,7 @@ from rag_service.errors import (
 )
 from rag_service.knowledgebase import documents, runs
 from rag_service.knowledgebase.documents import Known, NewDocument
-from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.engine import Connection, begin
 from rag_service.knowledgebase.models import new_id
 from rag_service.knowledgebase.runs import RunOptions
 from rag_service.knowledgebase.text import clean

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
-
 from rag_service import broker
 from rag_service.errors import AlreadyActive, InvalidOptions, NotFound
 from rag_service.knowledgebase import runs
-from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.engine import Connection, begin
 from rag_service.knowledgebase.runs import RunOptions
 from rag_service.knowledgebase.selection import (
     Candidate,

@@ -10,17 +10,15 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
-from kombu.exceptions import OperationalError as BrokerError
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
-from redis import RedisError
-from sqlalchemy.exc import SQLAlchemyError
 
 from rag_service import broker
 from rag_service.errors import ConfigurationError
 from rag_service.knowledgebase import fleet
+from rag_service.knowledgebase.engine import DatabaseError
 from rag_service.knowledgebase.fleet import WorkerLoad
 from rag_service.knowledgebase.gauges import Gauges, read_gauges
 from rag_service.states import PageState, RunState, Stage
@@ -71,7 +69,7 @@ class _DatabaseCollector(Collector):
         try:
             gauges = read_gauges()
             loads = [load for stage in Stage for load in fleet.loads(stage)]
-        except (SQLAlchemyError, ConfigurationError) as error:
+        except (DatabaseError, ConfigurationError) as error:
             log.warning("No figures from the database: %s", error)
             yield _gauge("database_up", "1 where PostgreSQL answers.", 0)
             return
@@ -81,15 +79,14 @@ class _DatabaseCollector(Collector):
 
 
 class _BrokerCollector(Collector):
+    """Where the broker is away only `broker_up 0` remains."""
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        try:
-            lengths = {stage.value: broker.queue_length(stage) for stage in Stage}
-        except (BrokerError, RedisError, OSError, ConfigurationError) as error:
-            log.warning("No figures from the broker: %s", error)
-            yield _gauge("broker_up", "1 where the broker answers.", 0)
-            return
-        yield _gauge("broker_up", "1 where the broker answers.", 1)
-        yield _family("doorbells", "Doorbells that nobody has taken yet.", "stage", lengths)
+        lengths = {stage: broker.queue_length(stage) for stage in Stage}
+        known = {stage: length for stage, length in lengths.items() if length is not None}
+        up = len(known) == len(lengths)
+        yield _gauge("broker_up", "1 where the broker answers.", int(up))
+        yield _family("doorbells", "Doorbells that nobody has taken yet.", "stage", known)
 
 
 def _of_documents(gauges: Gauges) -> Iterator[GaugeMetricFamily]:

@@ -85,6 +85,18 @@ def settings(
     return get_settings()
 
 
+@pytest.fixture
+def environment(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Changes variables as if this process had been started with them."""
+
+    def change(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        forget_connections()
+
+    return change
+
+
 def forget_connections() -> None:
     """Let the next use read the environment anew, as a process that has just started does."""
     for open_engine in engine._engines.values():

@@ -15,7 +15,7 @@ from typing import TypeVar
 import psutil
 
 T = TypeVar("T")
-PATIENCE = 30.0
+PATIENCE = 60.0
 _POLL = 0.05
 _TAIL = 6000
 
@@ -66,7 +66,9 @@ class Program:
         try:
             return self._popen.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end in {seconds:g} s.\n{self.tail()}") from None
+            raise AssertionError(
+                f"{self.name} did not end in {seconds:g} s.\n{self.tail()}"
+            ) from None
 
     def forks(self) -> list[int]:
         """The pids of its direct children."""
@@ -135,9 +137,7 @@ class Programs:
                     return pid
         raise AssertionError(f"No fork has a connection from port {port}.\n{self.tails()}")
 
-    def wait_until(
-        self, condition: Callable[[], T], what: str, seconds: float = PATIENCE
-    ) -> T:
+    def wait_until(self, condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
         """The first true value of the condition; AssertionError with all logs if none comes."""
         deadline = time.monotonic() + seconds
         while not (value := condition()):

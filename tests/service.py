@@ -8,15 +8,13 @@ from __future__ import annotations
 import io
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from tests.fakes.ocr_server import FakeOcrServer
-from tests.processes import PATIENCE, Programs
 from sqlalchemy import create_engine, make_url, text
 
 from rag_service import broker, intake, lifecycle
@@ -26,6 +24,9 @@ from rag_service.knowledgebase.views import DocumentView, PageView
 from rag_service.settings import get_settings
 from rag_service.spool import Spool
 from rag_service.storage import DocumentStore
+from tests.fakes.ocr_server import FakeOcrServer, Request
+from tests.fakes.scans import Mark, new_number, scan
+from tests.processes import PATIENCE, Programs
 
 # Everything that makes people wait by the minute, here by the second or less.
 QUICK = {
@@ -101,6 +102,52 @@ class Service:
 
         what = f"{document_id} is {' or '.join(wanted)}"
         return self.programs.wait_until(reached, what, seconds)
+
+
+class Scan:
+    """A scan that has been handed in; `set_up` tells the server about it before that."""
+
+    def __init__(
+        self,
+        service: Service,
+        pages: int,
+        *,
+        set_up: Callable[[Scan], object] = lambda _: None,
+        **options: str,
+    ) -> None:
+        self.service, self.pages = service, pages
+        self.number = new_number()
+        set_up(self)
+        content = scan(self.number, pages)
+        self.id = service.add(content, f"scan-{self.number}.pdf", **options)
+
+    def mark(self, page: int = 1) -> Mark:
+        return Mark(self.number, page)
+
+    def requests(self, page: int = 1) -> list[Request]:
+        """What the OCR server was asked for this page."""
+        return self.service.ocr.of(self.mark(page))
+
+    def page(self, number: int = 1) -> PageView:
+        return self.service.page(self.id, number)
+
+    def ended(self, seconds: float = PATIENCE) -> DocumentView:
+        """The document once its run has ended."""
+        return self.service.wait_for(self.id, seconds=seconds)
+
+    def parked(self) -> None:
+        """Return once it waits for the OCR server."""
+
+        def waits() -> bool:
+            return self.service.view(self.id).waiting_for == "ocr_server"
+
+        self.service.programs.wait_until(waits, f"{self.id} waits for the OCR server")
+
+    def charges(self) -> tuple[int, int, int]:
+        """All that could be held against it: crashes, expired leases, later tries of pages."""
+        tries = "SELECT sum(tries) AS tries FROM pages WHERE run_id = :id"
+        run = self.service.run(self.id)
+        return run.crashes, run.expiries, self.service.rows(tries, id=run.id)[0].tries
 
 
 @contextmanager

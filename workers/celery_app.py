@@ -21,6 +21,8 @@ app.conf.update(
     task_acks_late=True,
     # A lost child's run is released by the main process; its message must not come again.
     task_reject_on_worker_lost=False,
+    # The epoch fences whatever a lost child may still have sent: no need to wait 10 s for it.
+    worker_lost_wait=0.1,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_send_task_events=True,
     task_send_sent_event=True,

@@ -28,6 +28,9 @@ from workers.server import ocr_server
 
 log = logging.getLogger(__name__)
 
+# Celery by itself looks for lost children every 5 s.
+_LOST_CHECK_SECONDS = 0.5
+
 
 class MainProcess:
     """The beats of one worker, for each stage it consumes."""
@@ -122,6 +125,7 @@ def _init(sender: Any, **_: Any) -> None:
 def _ready(sender: Any, **_: Any) -> None:
     consumed = {queue.name for queue in sender.task_consumer.queues}
     _main.start([stage for stage in Stage if stage.value in consumed])
+    sender.hub.call_repeatedly(_LOST_CHECK_SECONDS, sender.pool.maintain_pool)
 
 
 @signals.task_received.connect

@@ -100,7 +100,8 @@ class Maintenance:
         if ringing is None:
             return
         for target in runs.next_claimable(stage, server, max(0, wanted - ringing)):
-            broker.ring(stage, target.run_id, target.filename)
+            if not broker.ring(stage, target.run_id, target.filename):
+                return
 
     def _start_beside(self, name: str, work: Callable[[], None]) -> None:
         """Start the work in a thread unless its last turn still runs."""
@@ -143,7 +144,7 @@ class Maintenance:
             servers.mark_out(url, probe.message, misconfigured=probe.misconfigured)
             return
         trial = servers.begin_trial(url)
-        log.info("%s passes its probe; %s", url, f"run {trial} tries it" if trial else "it is up")
+        log.info("%s passes its probe; %s", url, f"run {trial} tries it" if trial else "none waits")
 
     def _remove(self) -> None:
         removed = lifecycle.remove_hidden(self._store)

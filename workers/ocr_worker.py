@@ -10,6 +10,7 @@ from typing import Any
 from rag_service.broker import TASK_NAMES
 from rag_service.knowledgebase import leases, pages, runs, servers
 from rag_service.knowledgebase.pages import PendingPage, StoredPage
+from rag_service.knowledgebase.servers import ServerRecord
 from rag_service.parsers.base import PageResult, PageTask, ParseJob
 from rag_service.parsers.registry import make_parser
 from rag_service.settings import get_settings
@@ -107,22 +108,33 @@ class Watch:
     def __init__(self, held: HeldRun) -> None:
         self._held = held
         self._noted_at = float("-inf")
+        self._unnoted = False
 
     async def is_up(self) -> bool:
         """False while the server is out or on trial."""
-        record = await self._held.call(lambda: servers.get(_url()))
+        record = await self._record()
         return record is None or record.state is ServerState.UP
 
-    async def answered_since(self, moment: datetime) -> bool:
-        """Whether any worker had a page answered after that moment."""
-        return await self._held.call(lambda: servers.answered_since(_url(), moment))
+    async def last_answer(self) -> datetime | None:
+        """When any worker last had a page answered, by the database's clock."""
+        if self._unnoted:
+            await self._note()
+        record = await self._record()
+        return record.last_success_at if record else None
 
     async def answered(self) -> None:
         """Note an answered page, at once where it is the first of this run."""
-        now = time.monotonic()
-        if now - self._noted_at >= _ANSWERED_NOTE_SECONDS:
-            self._noted_at = now
-            await self._held.call(lambda: servers.mark_answered(_url()))
+        self._unnoted = True
+        if time.monotonic() - self._noted_at >= _ANSWERED_NOTE_SECONDS:
+            await self._note()
+
+    async def _note(self) -> None:
+        self._unnoted = False
+        self._noted_at = time.monotonic()
+        await self._held.call(lambda: servers.mark_answered(_url()))
+
+    async def _record(self) -> ServerRecord | None:
+        return await self._held.call(lambda: servers.get(_url()))
 
 
 def _url() -> str:

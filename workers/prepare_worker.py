@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from rag_service import broker
@@ -48,13 +49,18 @@ async def _plan_pages(held: HeldRun, pdf: PdfWorker, preflight: Preflight) -> No
     run = held.run
     known = await held.call(lambda: pages.planned_numbers(run))
     missing = [n for n in range(1, preflight.pages + 1) if n not in known]
-    async for window in _windows(pdf.plan(OcrMode(run.ocr), missing)):
-        held.check_drain()
-        rows = [_row(page) for page in window]
-        await held.call(lambda rows=rows: pages.store_plan(run, rows))  # type: ignore[misc]
+    # Closed at once when the run is let go: what is read ahead must not meet the next document.
+    async with (
+        aclosing(pdf.plan(OcrMode(run.ocr), missing)) as planned,
+        aclosing(_windows(planned)) as windows,
+    ):
+        async for window in windows:
+            held.check_drain()
+            rows = [_row(page) for page in window]
+            await held.call(lambda rows=rows: pages.store_plan(run, rows))  # type: ignore[misc]
 
 
-async def _windows(planned: AsyncIterator[PlannedPage]) -> AsyncIterator[Sequence[PlannedPage]]:
+async def _windows(planned: AsyncIterator[PlannedPage]) -> AsyncGenerator[Sequence[PlannedPage]]:
     window: list[PlannedPage] = []
     async for page in planned:
         window.append(page)

@@ -37,7 +37,12 @@ def event_loop() -> asyncio.Runner:
 def work_on_next(stage: Stage, task_id: str, work: Work) -> str:
     """Claim the best run of the stage and work on it; what became of it, for the monitor."""
     claimant = Claimant(worker_id(stage), task_id, forks())
-    run = leases.claim(stage, claimant, get_settings().lease, server=ocr_server())
+    try:
+        run = leases.claim(stage, claimant, get_settings().lease, server=ocr_server())
+    except DatabaseError as error:
+        # Never out of a task: not every error of a driver survives the way to the main process.
+        log.warning("No run can be claimed: %s", error)
+        return "PostgreSQL is away"
     if run is None:
         return "nothing to claim"
     log.info("%s: run %s of %s, claim %d", stage, run.id, run.filename, run.epoch)

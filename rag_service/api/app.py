@@ -26,6 +26,7 @@ from rag_service.api import (
     reprocess,
 )
 from rag_service.api.services import Services
+from rag_service.logs import configure_logging
 from rag_service.settings import Settings
 from rag_service.spool import remove_stale
 
@@ -83,6 +84,7 @@ def serve(settings: Settings) -> None:
 
     Raises ConfigurationError; exits 3 on a taken address.
     """
+    configure_logging(settings)
     asyncio.run(_serve(settings))
 
 
@@ -102,7 +104,7 @@ async def _serve(settings: Settings) -> None:
         app,
         host=settings.api.host,
         port=settings.api.port,
-        log_level=settings.log_level.lower(),
+        log_config=None,
         access_log=False,
         server_header=False,
         # Nobody stands before us whose word about the caller we take.

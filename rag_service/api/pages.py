@@ -23,8 +23,9 @@ from rag_service.knowledgebase.catalogue import (
     list_pages,
     shown_run_id,
 )
-from rag_service.knowledgebase.views import DocumentView, ErrorView, PageView
-from rag_service.states import GOOD, RunState
+from rag_service.knowledgebase.views import DocumentView, PageView
+from rag_service.markdown import outcome_of, page_section
+from rag_service.states import RunState
 
 router = APIRouter(tags=["pages"])
 
@@ -154,19 +155,9 @@ def markdown(document_id: DocumentId, here: Here) -> StreamingResponse:
 def _text(document: DocumentView, run_id: str) -> Iterator[str]:
     """Some pages at a time; no connection is held while a slow reader takes them."""
     if document.status is not RunState.PROCESSED:
-        yield f"<!-- document: {_outcome(document.status, document.error)} -->\n\n"
+        yield f"<!-- document: {outcome_of(document.status, document.error)} -->\n\n"
     last = 0
     while batch := list_pages(run_id, after=last, limit=_STREAMED):
         for shown in batch:
-            yield _page_text(shown)
+            yield page_section(shown)
         last = batch[-1].number
-
-
-def _page_text(page: PageView) -> str:
-    if page.status in GOOD and page.markdown:
-        return f"<!-- page {page.number} -->\n\n{page.markdown.rstrip()}\n\n"
-    return f"<!-- page {page.number}: {_outcome(page.status, page.error)} -->\n\n"
-
-
-def _outcome(status: str, error: ErrorView | None) -> str:
-    return f"{status}, {error.code}" if error else str(status)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from psycopg.errors import UndefinedColumn, UndefinedTable
 from pydantic import BaseModel, Field
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_service import errors
 from rag_service.errors import RagServiceError, StorageUnavailable
+from rag_service.knowledgebase.engine import DatabaseError, is_outage, is_unmigrated
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +144,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RagServiceError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(SQLAlchemyError, _database)
+    app.add_exception_handler(DatabaseError, _database)
     app.add_exception_handler(ClientDisconnect, _gone)
 
 
@@ -160,11 +158,16 @@ async def _invalid(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     fields = [
-        FieldProblem(field=".".join(str(part) for part in found["loc"][1:]), message=found["msg"])
-        for found in error.errors()
+        FieldProblem(field=_place(found["loc"]), message=found["msg"]) for found in error.errors()
     ]
-    detail = "; ".join(f"{field.field or 'body'}: {field.message}" for field in fields)
+    detail = "; ".join(f"{field.field}: {field.message}" for field in fields)
     return answer(422, errors.InvalidOptions.code, detail, fields=fields)
+
+
+def _place(location: Sequence[str | int]) -> str:
+    """A field's name without where it came from; unreadable JSON has a position instead."""
+    names = [str(part) for part in location[1:]]
+    return ".".join(names) if names and not names[0].isdecimal() else str(location[0])
 
 
 async def _http(_: Request, error: Exception) -> Response:
@@ -173,16 +176,18 @@ async def _http(_: Request, error: Exception) -> Response:
         raise error
     if error.status_code == HTTPStatus.NOT_FOUND:
         return answer(404, errors.NotFound.code, "There is nothing at this address.")
-    return answer(
-        error.status_code, errors.InvalidOptions.code, error.detail, headers=error.headers
-    )
+    bad_body = error.status_code == HTTPStatus.BAD_REQUEST
+    status = HTTPStatus.UNPROCESSABLE_ENTITY if bad_body else error.status_code
+    return answer(status, errors.InvalidOptions.code, error.detail, headers=error.headers)
 
 
 async def _database(_: Request, error: Exception) -> Response:
-    if isinstance(error, OperationalError | InterfaceError | PoolTimeout):
+    if not isinstance(error, DatabaseError):
+        raise error
+    if is_outage(error):
         log.warning("The database did not do its part: %s", error)
         return answer_error(StorageUnavailable("The database cannot be reached."))
-    if isinstance(error, DBAPIError) and isinstance(error.orig, UndefinedTable | UndefinedColumn):
+    if is_unmigrated(error):
         return answer_error(
             StorageUnavailable("The database is not migrated: run `rag-service migrate`.")
         )

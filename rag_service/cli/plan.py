@@ -81,7 +81,7 @@ class Plan:
 
         return Program(
             name=name,
-            argv=(sys.executable, "-m", "rag_service.cli.main", *arguments),
+            argv=(sys.executable, "-P", "-m", "rag_service.cli.main", *arguments),
             env=child_environment(os.environ),
             ready=ready,
             ready_seconds=_READY_SECONDS,

@@ -24,8 +24,8 @@ SUFFIXES = {Format.MD: ".md", Format.JSON: ".json", Format.TEXT: ".txt"}
 _PAGE_END = "\f"
 
 _HEADING = re.compile(r"^ {0,3}#{1,6}\s+", re.MULTILINE)
-_TABLE_RULE = re.compile(r"^ {0,3}\|(?:\s*:?-+:?\s*\|)+\s*\n?", re.MULTILINE)
-_TABLE_ROW = re.compile(r"^ {0,3}\|(.*)\|\s*$", re.MULTILINE)
+_TABLE_RULE = re.compile(r"^ {0,3}\|(?:[ \t]*:?-+:?[ \t]*\|)+[ \t]*\n?", re.MULTILINE)
+_TABLE_ROW = re.compile(r"^ {0,3}\|(.*)\|[ \t]*$", re.MULTILINE)
 _CELL_EDGE = re.compile(r"\s*(?<!\\)\|\s*")
 _STRONG = re.compile(r"(?<!\\)\*\*(?=\S)(.+?)(?<=[^\s\\])\*\*")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")

@@ -145,4 +145,4 @@ def _become(module_and_arguments: list[str], environment: dict[str, str]) -> Non
     os.environ.update(environment)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", *module_and_arguments])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", *module_and_arguments])

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from rag_service.states import TERMINAL, RunState
+from rag_service.states import TERMINAL, RunState, WaitingFor
 
 if TYPE_CHECKING:
     from rag_service.knowledgebase.views import DocumentView, ErrorView, PageCounts, WarningView
 
 _MINUTE, _HOUR = 60, 3600
 _WAITS = {
-    "worker": "no worker is alive",
-    "queue": "in the queue",
-    "ocr_server": "the OCR server is away",
-    "retry": "for a later try",
+    WaitingFor.WORKER: "no worker is alive",
+    WaitingFor.QUEUE: "in the queue",
+    WaitingFor.OCR_SERVER: "the OCR server is away",
+    WaitingFor.RETRY: "for a later try",
 }
 
 
@@ -45,7 +45,7 @@ def waiting(view: DocumentView) -> str:
     """Why the newest run waits and at which place; empty where it does not."""
     if view.waiting_for is None:
         return ""
-    reason = _WAITS.get(view.waiting_for, str(view.waiting_for))
+    reason = _WAITS[view.waiting_for]
     return f"{reason}, place {view.queue_position}" if view.queue_position else reason
 
 
@@ -60,7 +60,7 @@ def progress(view: DocumentView) -> str:
     parts = [str(run.status)]
     if run.pages.total:
         parts.append(f"page {run.pages.done} of {run.pages.total}")
-    if view.eta_seconds is not None and not ended(view):
+    if view.eta_seconds and not ended(view):
         parts.append(f"{duration(view.eta_seconds)} left")
     if view.waiting_for:
         parts.append(f"waits: {waiting(view)}")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from psycopg.errors import UndefinedColumn, UndefinedTable
 from sqlalchemy import Connection as Connection
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -16,11 +17,21 @@ from rag_service.errors import ConfigurationError, ServiceUnreachable
 from rag_service.settings import Settings, get_settings
 
 # The names of SQLAlchemy that the rest of the project may know.
-__all__ = ["Connection", "DatabaseError", "begin", "get_engine", "is_outage", "ping"]
+__all__ = [
+    "Connection",
+    "DatabaseError",
+    "begin",
+    "get_engine",
+    "is_outage",
+    "is_unmigrated",
+    "ping",
+]
 
 _engines: dict[int, Engine] = {}
 # Connections that a process may open for a while beyond its pool.
 _OVERFLOW = 20
+# The longest wait for a row that another transaction is writing to.
+LOCK_SECONDS = 30.0
 
 
 def get_engine() -> Engine:
@@ -69,7 +80,7 @@ def make_engine(settings: Settings) -> Engine:
         connect_args={
             "connect_timeout": timeout,
             "application_name": "rag_service",
-            "options": "-c timezone=UTC -c lock_timeout=30s",
+            "options": f"-c timezone=UTC -c lock_timeout={int(LOCK_SECONDS * 1000)}ms",
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
@@ -95,6 +106,13 @@ def is_outage(error: DatabaseError) -> bool:
     if isinstance(error, InterfaceError | OperationalError | PoolTimeout):
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated
+
+
+def is_unmigrated(error: DatabaseError) -> bool:
+    """Whether the statement failed because tables are missing or of another version."""
+    return isinstance(error, DBAPIError) and isinstance(
+        error.orig, UndefinedTable | UndefinedColumn
+    )
 
 
 def ping() -> None:

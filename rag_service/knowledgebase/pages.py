@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Boolean, Connection, bindparam, case, func, literal, select, update
-from sqlalchemy.dialects.postgresql import Insert
+from sqlalchemy.dialects.postgresql import Insert, distinct_on
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from rag_service.errors import RagServiceError
@@ -187,7 +187,7 @@ def reuse(run: ClaimedRun) -> int:
     names = [column.name for column in Page.__table__.columns if column.name not in _OWN]
     candidates = (
         select(*(getattr(Page, name) for name in names))
-        .distinct(Page.number)
+        .ext(distinct_on(Page.number))
         .join(Run, Run.id == Page.run_id)
         .where(
             Run.document_id == run.document_id,
@@ -206,15 +206,16 @@ def reuse(run: ClaimedRun) -> int:
     )
     with begin() as connection:
         fence(connection, run, epoch=Run.epoch)
-        copied = connection.execute(
+        copied = connection.scalars(
             upsert(Page)
             .from_select(["run_id", "reused", "plan_reason", *names], rows)
             .on_conflict_do_nothing()
-        )
+            .returning(Page.number)
+        ).all()
         # Only a page that is new here is progress; else a crash after this would never count.
-        if copied.rowcount:
+        if copied:
             fence(connection, run, **_PROGRESS)
-        return copied.rowcount
+        return len(copied)
 
 
 def failed_numbers(connection: Connection, run_id: str) -> list[int]:

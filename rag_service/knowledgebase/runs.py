@@ -73,10 +73,10 @@ def add_run(
     )
     try:
         # The unique indexes are the judges of two at once.
-        added = connection.execute(row.on_conflict_do_nothing())
+        added = connection.scalar(row.on_conflict_do_nothing().returning(Run.id))
     except IntegrityError as error:
         raise NotFound() from error
-    if added.rowcount == 0:
+    if added is None:
         raise AlreadyActive()
     _require_undeleted(connection, document_id)
     return run_id

@@ -31,6 +31,7 @@ class ServerRecord:
     state: ServerState
     message: str
     down_since: datetime | None
+    last_success_at: datetime | None
 
 
 def get(url: str) -> ServerRecord | None:
@@ -40,7 +41,9 @@ def get(url: str) -> ServerRecord | None:
         row = connection.execute(query).one_or_none()
     if row is None:
         return None
-    return ServerRecord(row.url, ServerState(row.state), row.message, row.down_since)
+    return ServerRecord(
+        row.url, ServerState(row.state), row.message, row.down_since, row.last_success_at
+    )
 
 
 def mark_out(url: str, message: str, *, misconfigured: bool) -> None:
@@ -77,30 +80,26 @@ def mark_answered(url: str) -> None:
         )
 
 
-def answered_since(url: str, moment: datetime) -> bool:
-    """Whether any worker had a page answered after that moment."""
-    query = select(OcrServer.url).where(OcrServer.url == url, OcrServer.last_success_at > moment)
-    with begin() as connection:
-        return connection.scalar(query) is not None
-
-
 def begin_trial(url: str) -> str | None:
-    """The probe passed: let the best waiting run try one page. Returns its id.
+    """The probe passed: let one waiting run try one page. Returns its id, or None.
 
-    Where no run waits the server counts as up. None, too, where it is not out any more.
+    The run that was claimed least often goes first, so that none whose own page brings the
+    server down keeps the others waiting. Where no run waits the server counts as up; where all
+    wait for a page's later try it stays out. A server that is not out is left as it is.
     """
     best = (
-        select(Run.id)
+        select(Run.id, is_due())
         .where(Run.state == RunState.READY)
-        .order_by(is_due().desc(), Run.priority, Run.created_at, Run.id)
+        .order_by(is_due().desc(), Run.epoch, Run.priority, Run.created_at, Run.id)
         .limit(1)
     )
     with begin() as connection:
-        run_id = connection.scalar(best)
-        state = ServerState.TRIAL if run_id else ServerState.UP
-        values: dict[str, object] = {"state": state, "trial_run_id": run_id}
+        run_id, due = connection.execute(best).one_or_none() or (None, True)
+        if not due:
+            return None
+        values: dict[str, object] = {"state": ServerState.TRIAL, "trial_run_id": run_id}
         if run_id is None:
-            values |= {"down_since": None, "message": ""}
+            values |= {"state": ServerState.UP, "down_since": None, "message": ""}
         begun = connection.execute(
             update(OcrServer).where(OcrServer.url == url, OcrServer.state.in_(_OUT)).values(values)
         )
@@ -108,10 +107,10 @@ def begin_trial(url: str) -> str | None:
 
 
 def end_stale_trial(url: str) -> None:
-    """A trial whose run ended, or went back to waiting elsewhere, is over: probe again."""
-    tries = select(Run.id).where(
-        Run.id == OcrServer.trial_run_id,
-        Run.state.in_([RunState.READY, RunState.OCR, RunState.FINISHING]),
+    """A trial whose run ended, or waits for a page's later try, is over: probe again."""
+    trying = select(Run.id).where(
+        Run.state.in_([RunState.OCR, RunState.FINISHING])
+        | ((Run.state == RunState.READY) & is_due())
     )
     with begin() as connection:
         connection.execute(
@@ -119,7 +118,7 @@ def end_stale_trial(url: str) -> None:
             .where(
                 OcrServer.url == url,
                 OcrServer.state == ServerState.TRIAL,
-                ~tries.correlate(OcrServer).exists(),
+                OcrServer.trial_run_id.not_in(trying),
             )
             .values(state=ServerState.DOWN, trial_run_id=None)
         )

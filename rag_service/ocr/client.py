@@ -220,9 +220,14 @@ class OcrClient:
         return self._judge(models)
 
     def _bad(self, path: str, response: httpx.Response) -> Probe:
-        misconfigured = response.status_code in _MISCONFIGURED_STATUS
-        hint = "; check GLMOCR_BASE_URL and GLMOCR_API_KEY" if misconfigured else ""
-        message = f"{self.url}{path}: HTTP {response.status_code}{hint}"
+        status = response.status_code
+        misconfigured = status in _MISCONFIGURED_STATUS
+        hint = ""
+        if misconfigured:
+            hint = "; check GLMOCR_BASE_URL and GLMOCR_API_KEY"
+        elif status == httpx.codes.OK:
+            hint = ", the model is still loading"
+        message = f"{self.url}{path}: HTTP {status}{hint}"
         return Probe(False, misconfigured=misconfigured, message=message)
 
     def _judge(self, models: httpx.Response) -> Probe:

@@ -9,7 +9,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from rag_service.errors import (
     Draining,
@@ -25,6 +24,7 @@ from rag_service.ocr.client import (
     OcrClient,
     PageAnswer,
     Rejected,
+    RejectedForSize,
     ServerFailed,
 )
 from rag_service.parsers.base import (
@@ -99,13 +99,13 @@ class _Reading:
         self._server = _Server(None, None)
 
     async def all_pages(self, in_flight: int) -> None:
-        """Work through the pages, `in_flight` at a time; the first alone where the server was out."""
+        """Work through the pages, `in_flight` at a time; one by one while the server is out."""
         waiting = deque(self._job.pages)
         if not waiting:
             return
         info = await self._client.model_info()
         self._server = _Server(info.owner, info.max_model_len)
-        if not await self._watch.is_up():
+        while waiting and not await self._watch.is_up():
             await self._page(waiting.popleft())
         places = [self._take_pages(waiting) for _ in range(min(in_flight, len(waiting)))]
         await _together(places)
@@ -125,26 +125,23 @@ class _Reading:
     async def _read(self, task: PageTask) -> PageResult:
         page = await self._source.render(task.number, self._job.dpi)
         try:
-            answer = await self._request(page)
+            return await self._read_picture(task, page)
         except Rejected as error:
-            if not error.for_size:
-                raise OcrRejected(error.message) from error
-            page, answer = await self._smaller(task, page)
+            raise OcrRejected(error.message) from error
         except (TryAgain, ServerFailed) as error:
             return self._later_or_failed(task, str(error))
-        return await self._judge(task, page, answer)
 
-    async def _smaller(self, task: PageTask, page: RenderedPage) -> tuple[RenderedPage, PageAnswer]:
-        """The server found the picture too large: once more at two thirds of its sides."""
-        smaller = await self._source.render(task.number, int(page.dpi * _SMALLER))
+    async def _read_picture(self, task: PageTask, page: RenderedPage) -> PageResult:
+        """Once more at two thirds of its sides where the server finds the picture too large."""
         try:
-            return smaller, await self._request(smaller)
-        except (Rejected, TryAgain, ServerFailed) as error:
-            raise OcrRejected(f"{error} (also at {smaller.dpi:.0f} DPI)") from error
+            return await self._judge(task, page, await self._request(task, page))
+        except RejectedForSize:
+            smaller = await self._source.render(task.number, int(page.dpi * _SMALLER))
+            return await self._judge(task, smaller, await self._request(task, smaller))
 
-    async def _request(self, page: RenderedPage, room: float = 1.0) -> PageAnswer:
+    async def _request(self, task: PageTask, page: RenderedPage, room: float = 1.0) -> PageAnswer:
         """One answer, through the retry schedule. Raises OcrOutage where nothing was answered."""
-        started = datetime.now(UTC)
+        before = await self._watch.last_answer()
         budget = answer_budget(
             page.width,
             page.height,
@@ -156,9 +153,17 @@ class _Reading:
         try:
             return await schedule(self._post, page, budget)
         except TryAgain as error:
-            if not await self._watch.answered_since(started):
+            answered = await self._watch.last_answer() != before
+            if not answered and not await self._page_is_at_fault(task):
                 raise OcrOutage(str(error)) from error
             raise
+
+    async def _page_is_at_fault(self, task: PageTask) -> bool:
+        """Whether a silent server is told from a page that silences it.
+
+        On its later try others were answered while it was not, and the server says it is well.
+        """
+        return task.tries > 0 and (await self._client.probe()).ok
 
     async def _post(self, page: RenderedPage, max_tokens: int) -> PageAnswer:
         await self._sink.still_ours()
@@ -172,33 +177,33 @@ class _Reading:
         await self._watch.answered()
         return answer
 
-    async def _judge(self, task: PageTask, page: RenderedPage, answer: PageAnswer) -> PageResult:
+    async def _judge(self, task: PageTask, page: RenderedPage, first: PageAnswer) -> PageResult:
         """What the answer is worth: text, cut text, or none on a page that has ink."""
-        if answer.finish_reason == "length":
-            answer = await self._better(page, answer, room=_MORE_ROOM)
-        elif not answer.text.strip():
-            answer = await self._better(page, answer, room=1.0)
-        text = answer.text.strip()
-        if answer.finish_reason == "length" and text:
+        answer = await self._better(task, page, first)
+        if has_writing(answer.text):
+            if answer.finish_reason == "stop":
+                return self._result(task, page, answer, PageState.OCR)
             warning = PageWarning("page_truncated", "The text stops at the token limit.")
             return self._result(task, page, answer, PageState.TRUNCATED, warning)
-        if text:
-            return self._result(task, page, answer, PageState.OCR)
-        if answer.finish_reason != "stop":
-            raise OcrEmpty(f"No text, and the answer ended by {answer.finish_reason!r}.")
+        if (first.finish_reason, answer.finish_reason) != ("stop", "stop"):
+            raise OcrEmpty("Two readings found ink and came back without text, cut by their limit.")
         warning = PageWarning("page_without_text", "Two readings found ink but no writing.")
         return self._result(task, page, answer, PageState.NO_TEXT, warning)
 
-    async def _better(self, page: RenderedPage, first: PageAnswer, *, room: float) -> PageAnswer:
-        """A second reading where the first was cut or empty; the first where that fails."""
-        try:
-            return await self._request(page, room)
-        except (TryAgain, ServerFailed, Rejected):
-            if not first.text.strip():
-                raise OcrEmpty(
-                    "The page has ink; one reading came back empty, one failed."
-                ) from None
+    async def _better(self, task: PageTask, page: RenderedPage, first: PageAnswer) -> PageAnswer:
+        """The reading itself where it is whole; a second one where it was cut or empty.
+
+        The cut one is kept where the second fails.
+        """
+        written, cut = has_writing(first.text), first.finish_reason == "length"
+        if written and not cut:
             return first
+        try:
+            return await self._request(task, page, _MORE_ROOM if cut else 1.0)
+        except (TryAgain, ServerFailed, Rejected):
+            if written:
+                return first
+            raise
 
     def _result(
         self,
@@ -251,3 +256,8 @@ async def _together(work: Sequence[Awaitable[None]]) -> None:
     for task in tasks:
         if isinstance(task.exception(), Draining):
             raise Draining()
+
+
+def has_writing(text: str) -> bool:
+    """Whether anything would be seen of the text on paper."""
+    return any(character.isprintable() and character != " " for character in text)

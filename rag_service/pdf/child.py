@@ -18,9 +18,9 @@ from rag_service.pdf.limits import ChildLimits
 
 PR_SET_PDEATHSIG = 1
 MIB = 1 << 20
-# Address space is larger than memory: libraries, arenas, a picture and its copies on top of the
-# size at which the child is replaced. Beyond it an allocation fails instead of the machine.
-ADDRESS_SPACE_FACTOR = 4
+# Address space is larger than memory: libraries and arenas, and a picture with its copies on top
+# of the size at which the child is replaced. Beyond it an allocation fails, not the machine.
+ADDRESS_SPACE_BASE, ADDRESS_SPACE_FACTOR = 1024, 3
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def _take_stdout() -> BinaryIO:
 
 
 def _bound_memory(limits: ChildLimits) -> None:
-    most = limits.max_mib * MIB * ADDRESS_SPACE_FACTOR
+    most = (ADDRESS_SPACE_BASE + limits.max_mib * ADDRESS_SPACE_FACTOR) * MIB
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard == resource.RLIM_INFINITY or most < hard:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))

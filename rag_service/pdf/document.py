@@ -178,12 +178,16 @@ class PdfWorker:
     async def _second_look(
         self, ocr: OcrMode, number: int, first: ChildTimeout | ChildDied
     ) -> PlannedPage:
-        """Drawing a page is what mostly hangs; its text alone may be fine."""
-        pages: list[PlannedPage] = []
-        with contextlib.suppress(ChildTimeout, ChildDied):
-            await self._stream(ocr, [number], pages.append, pixels=False)
-        if pages and pages[0].markdown:
-            return pages[0]
+        """Again as before where the child died, for another program may have killed it.
+
+        Then its text alone, which may be fine: drawing a page is what mostly hangs.
+        """
+        for pixels in (True, False) if isinstance(first, ChildDied) else (False,):
+            pages: list[PlannedPage] = []
+            with contextlib.suppress(ChildTimeout, ChildDied):
+                await self._stream(ocr, [number], pages.append, pixels=pixels)
+            if pages and (pixels or pages[0].markdown):
+                return pages[0]
         failure = self._page_error(first, number)
         return PlannedPage(number, Plan.OCR, failure.code, error=failure)
 
@@ -207,6 +211,9 @@ class PdfWorker:
             raise
 
     async def _ask(self, request: dict[str, Any], limit: float) -> Frame:
+        """One answer; asked twice where the child died, for another program may have killed it."""
+        with contextlib.suppress(ChildDied):
+            return await self._exchange(await self._ready(), request, limit)
         return await self._exchange(await self._ready(), request, limit)
 
     async def _exchange(self, child: RenderChild, request: dict[str, Any], limit: float) -> Frame:
@@ -228,12 +235,18 @@ class PdfWorker:
         return await self._started()
 
     async def _open(self, source: dict[str, Any]) -> dict[str, Any]:
-        child = await self._started()
+        """Open in a child, in a second one where the first died; raises what opening says."""
         limit = self._limits.open_time_limit
         try:
-            frame = await self._exchange(child, source, limit)
+            with contextlib.suppress(ChildDied):
+                return await self._open_once(source, limit)
+            return await self._open_once(source, limit)
         except (ChildTimeout, ChildDied) as error:
             raise CorruptPdf(_opening_failed(error, limit)) from error
+
+    async def _open_once(self, source: dict[str, Any], limit: float) -> dict[str, Any]:
+        child = await self._started()
+        frame = await self._exchange(child, source, limit)
         child.documents += 1
         _raise_error(frame.head)
         return frame.head

@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from rag_service.pdf import tables
 from rag_service.pdf.clean import clean
 from rag_service.pdf.extract import Block, Box, Line, PageContent
-from rag_service.pdf.reading_order import Piece, in_reading_order
+from rag_service.pdf.reading_order import MIN_COLUMN_LINES, Piece, in_reading_order
 
 # Size relative to the page's commonest size, and the heading it makes.
 HEADING_SIZES = ((1.7, "# "), (1.35, "## "), (1.15, "### "))
@@ -23,27 +23,32 @@ MAX_HEADING_ROWS, MAX_HEADING, MAX_BOLD_HEADING = 3, 200, 100
 MIN_CODE_ROWS = 2
 # Lines of one paragraph: the gap between them in line heights, the indent in letters' heights.
 MAX_LINE_GAP, MAX_INDENT = 1.0, 2.0
+# The shortest line of running text, in letters' heights.
+MIN_MEASURE = 12.0
 # Chinese, Japanese and Korean signs begin here.
 WIDE_SIGNS = "\u2e80"
 # Lines stand on one row if they share this much of their height.
 SAME_ROW = 0.5
 
-_BULLET = re.compile(r"[•‣◦▪▫●○■□∙⁃➢➤➔✓✔\uf0b7\uf0a7\uf0d8\uf0fc]\s*(?=\S)")
+_BULLET = re.compile(r"(?:[•‣◦▪▫●○■□∙⁃➢➤➔✓✔\uf0b7\uf0a7\uf0d8\uf0fc]\s*|[-*·]\s+)(?=\S)")
 _NUMBERED = re.compile(r"(?:\d{1,3}|[a-zA-Z])[.)]\s+\S")
 _SYNTAX = re.compile(r"(?=#{1,6}\s|>|```|~~~)")
 _SOFT_HYPHEN_END = re.compile("\xad\\s*$")
+_LEADER = re.compile(r"\s*(?:\.\s?){4,}")
+_ENTRY = re.compile(r"… \w{1,6}$")
 _MEMBER = re.compile(r"[^\W_]")
 
 
 @dataclass(slots=True)
 class Row:
-    """What stands on one baseline of a block; `spaced`: the file has a space at its end."""
+    """What stands on one baseline of a block; the file has spaces before and after it."""
 
     box: Box
     size: float
     bold: bool
     mono: bool
     text: str
+    indent: int
     spaced: bool
 
 
@@ -59,21 +64,41 @@ def to_markdown(content: PageContent) -> str:
     """The whole page; "" where nothing readable remains."""
     found = tables.find_tables(content)
     blocks = _outside(content.blocks, found) if found else content.blocks
+    blocks = _without_columns(blocks)
     style = _body_style(blocks)
     parts: list[str] = []
     pending: list[Row] = []
     for piece in in_reading_order(_pieces(blocks, found)):
         if piece.place < len(blocks):
-            rows = _rows(blocks[piece.place].lines)
-            if not _goes_on(pending, rows):
+            lines = blocks[piece.place].lines
+            rows = _rows(lines)
+            if _share_a_row(pending, rows):
+                _add_lines(pending, lines)
+            elif _goes_on(pending, rows):
+                pending += rows
+            else:
                 parts += _written(pending, style)
-                pending = []
-            pending += rows
+                pending = rows
         else:
             table = found[piece.place - len(blocks)]
             parts += [*_written(pending, style), tables.to_markdown(table)]
             pending = []
     return "\n\n".join(parts + _written(pending, style))
+
+
+def _without_columns(blocks: list[Block]) -> list[Block]:
+    """In files drawn row by row a block runs across the columns; such blocks become lines."""
+    beside = [_lines_side_by_side(block) for block in blocks]
+    if sum(beside) < MIN_COLUMN_LINES:
+        return blocks
+    parts: list[Block] = []
+    for block, runs_across in zip(blocks, beside, strict=True):
+        parts += [Block(x.box, [x]) for x in block.lines] if runs_across else [block]
+    return parts
+
+
+def _lines_side_by_side(block: Block) -> int:
+    return sum(_same_row(left.box, right.box) for left, right in pairwise(block.lines))
 
 
 def _pieces(blocks: Sequence[Block], found: Sequence[tables.Table]) -> list[Piece]:
@@ -85,6 +110,10 @@ def _pieces(blocks: Sequence[Block], found: Sequence[tables.Table]) -> list[Piec
         characters = sum(len(cell) for row in table.cells for cell in row)
         pieces.append(Piece(place, table.box, len(table.cells), characters))
     return pieces
+
+
+def _share_a_row(above: Sequence[Row], below: Sequence[Row]) -> bool:
+    return bool(above and below) and _same_row(above[-1].box, below[0].box)
 
 
 def _goes_on(above: Sequence[Row], below: Sequence[Row]) -> bool:
@@ -99,7 +128,7 @@ def _goes_on(above: Sequence[Row], below: Sequence[Row]) -> bool:
         return True
     if abs(last.size - first.size) > 0.5 or last.bold != first.bold:
         return False
-    if abs(last.box.x0 - first.box.x0) > MAX_INDENT * last.size:
+    if abs(last.box.x0 - first.box.x0) > MAX_INDENT * last.size or not _is_full(last):
         return False
     right = max(row.box.x1 for row in (*above, *below))
     return not _starts_item(first.text) and not _meant_break(last, first, right)
@@ -150,17 +179,31 @@ def _written(rows: Sequence[Row], style: Style) -> list[str]:
 
 def _rows(lines: Sequence[Line]) -> list[Row]:
     rows: list[Row] = []
+    _add_lines(rows, lines)
+    return rows
+
+
+def _add_lines(rows: list[Row], lines: Sequence[Line]) -> None:
     for line in lines:
         raw = _SOFT_HYPHEN_END.sub("-", line.raw) if "\xad" in line.raw else line.raw
-        text = clean(raw).strip()
+        indented = _shortened(clean(raw).rstrip())
+        text = indented.lstrip()
         if not text:
             continue
         if rows and _same_row(rows[-1].box, line.box):
             _extend(rows[-1], line, text)
         else:
-            spaced = line.raw[-1:].isspace()
-            rows.append(Row(line.box, line.size, line.bold, line.mono, text, spaced))
-    return rows
+            indent, spaced = len(indented) - len(text), line.raw[-1:].isspace()
+            rows.append(Row(line.box, line.size, line.bold, line.mono, text, indent, spaced))
+
+
+def _shortened(text: str) -> str:
+    """Leaders, the dots that lead to a page number, are noise to a search and to a reader."""
+    return _LEADER.sub(" … ", text).rstrip() if _has_leader(text) else text
+
+
+def _has_leader(text: str) -> bool:
+    return "...." in text or ". . . ." in text
 
 
 def _same_row(left: Box, right: Box) -> bool:
@@ -180,21 +223,24 @@ def _extend(row: Row, line: Line, text: str) -> None:
 
 def _by_heading(rows: Sequence[Row], style: Style) -> Iterator[tuple[str, list[Row]]]:
     """Runs of rows under one heading mark; ordinary rows under none."""
-    for prefix, run in groupby(rows, key=lambda row: _heading_mark(row, style)):
+    for mark, run in groupby(rows, key=lambda row: _heading_mark(row, style)):
         group = list(run)
-        length = sum(len(row.text) for row in group)
-        longest = MAX_BOLD_HEADING if prefix == BOLD_HEADING else MAX_HEADING
-        too_much = len(group) > MAX_HEADING_ROWS or length > longest
-        yield ("" if too_much else prefix), group
+        yield (mark if mark and _is_heading(group, mark) else ""), group
+
+
+def _is_heading(rows: Sequence[Row], mark: str) -> bool:
+    text = " ".join(row.text for row in rows)
+    longest = MAX_BOLD_HEADING if mark == BOLD_HEADING else MAX_HEADING
+    if len(rows) > MAX_HEADING_ROWS or not 1 < len(text) <= longest:
+        return False
+    return text[-1] not in ".,;:" and not _BULLET.match(text) and bool(_MEMBER.search(text))
 
 
 def _heading_mark(row: Row, style: Style) -> str:
     emphasised = row.bold and not style.bold and row.size >= style.size
     if not emphasised and row.size < HEADING_SIZES[-1][0] * style.size:
         return ""
-    if row.mono or not _MEMBER.search(row.text) or len(row.text) < 2:
-        return ""
-    if row.text[-1] in ".,;:" or _BULLET.match(row.text):
+    if row.mono:
         return ""
     for ratio, mark in HEADING_SIZES:
         if row.size >= ratio * style.size:
@@ -227,7 +273,13 @@ def _is_broken_word(text: str) -> bool:
 
 def _is_one_word(above: Row, row: Row) -> bool:
     """Scripts of wide signs break lines anywhere; a break is a space only where one is written."""
-    return not above.spaced and above.text[-1] >= WIDE_SIGNS and row.text[0] >= WIDE_SIGNS
+    wide = above.text[-1] >= WIDE_SIGNS and row.text[0] >= WIDE_SIGNS
+    return wide and not above.spaced and _is_full(above)
+
+
+def _is_full(row: Row) -> bool:
+    """Long enough to be a line of running text, unlike those of an address."""
+    return row.box.width >= MIN_MEASURE * row.size
 
 
 def _starts_item(text: str) -> bool:
@@ -235,7 +287,9 @@ def _starts_item(text: str) -> bool:
 
 
 def _meant_break(above: Row, row: Row, right: float) -> bool:
-    """The next row's first word would have fitted on this one."""
+    """The next row's first word would have fitted on this one, or it ends a line of contents."""
+    if "…" in above.text and _ENTRY.search(above.text):
+        return True
     letter = above.box.width / len(above.text)
     first_word = row.text.split(" ", 1)[0]
     return right - above.box.x1 > (len(first_word) + 1.5) * letter
@@ -245,5 +299,5 @@ def _code(rows: Sequence[Row]) -> str:
     left = min(row.box.x0 for row in rows)
     letter = max(rows, key=lambda row: len(row.text))
     width = letter.box.width / len(letter.text) or 1.0
-    lines = (" " * round((row.box.x0 - left) / width) + row.text for row in rows)
+    lines = (" " * (row.indent + round((row.box.x0 - left) / width)) + row.text for row in rows)
     return "```\n" + "\n".join(lines) + "\n```"

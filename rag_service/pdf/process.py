@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from rag_service.errors import Internal
 from rag_service.pdf import frames
 from rag_service.pdf.frames import Frame
 from rag_service.pdf.limits import ChildLimits
@@ -47,7 +48,10 @@ class RenderChild:
 
     @classmethod
     async def start(cls, limits: ChildLimits) -> RenderChild:
-        """Start a child and wait until it has loaded what it needs."""
+        """Start a child and wait until it has loaded what it needs.
+
+        Raises Internal where it does not start: that is the installation's fault, no document's.
+        """
         process = subprocess.Popen(
             [sys.executable, "-m", "rag_service.pdf.child", str(os.getpid()),
              json.dumps(asdict(limits))],
@@ -58,6 +62,9 @@ class RenderChild:
         try:
             await child._connect()
             await child.receive(START_LIMIT)
+        except (ChildDied, ChildTimeout) as error:
+            child.kill()
+            raise Internal("The render process does not start; the log has the details.") from error
         except BaseException:
             child.kill()
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rag_service.errors import PageUnrenderable, UnsupportedType
 from rag_service.pdf import preflight
@@ -43,7 +43,7 @@ class PdfSource:
     def plan(self, number: int, mode: OcrMode, *, pixels: bool) -> PlannedPage:
         planner = PagePlanner(mode, trust_hidden_text=self._limits.trust_hidden_text, pixels=pixels)
         try:
-            return planner.plan(self._document.load_page(number - 1), number)
+            return planner.plan(self._page(number), number)
         except preflight.MUPDF_ERRORS as error:
             raise _unrenderable(number, error) from error
 
@@ -51,7 +51,7 @@ class PdfSource:
         limits = self._limits
         try:
             return render_page(
-                self._document.load_page(number - 1), number, dpi,
+                self._page(number), number, dpi,
                 max_pixels=limits.max_pixels, jpeg_quality=limits.jpeg_quality,
             )  # fmt: skip
         except preflight.MUPDF_ERRORS as error:
@@ -59,6 +59,12 @@ class PdfSource:
 
     def close(self) -> None:
         self._document.close()
+
+    def _page(self, number: int) -> Any:
+        # PyMuPDF would take a number below 0 for a page from the end.
+        if not 1 <= number <= self.pages:
+            raise PageUnrenderable(f"The document has no page {number}.", page=number)
+        return self._document.load_page(number - 1)
 
 
 def open_source(path: Path, media_type: str, password: str | None, limits: ChildLimits) -> Source:

@@ -1,4 +1,4 @@
-"""docker-compose.customer.yml passes `docker-compose config`, and its commands run as they stand."""
+"""docker-compose.customer.yml passes `docker-compose config`; its commands run as they stand."""
 
 from __future__ import annotations
 

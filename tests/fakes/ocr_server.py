@@ -306,9 +306,7 @@ class FakeOcrServer:
         with self._lock:
             self.requests.append(request)
             self._alive[request.page] += 1
-            self._peaks[request.page] = max(
-                self._peaks[request.page], self._alive[request.page]
-            )
+            self._peaks[request.page] = max(self._peaks[request.page], self._alive[request.page])
             self._peak = max(self._peak, sum(self._alive.values()))
         return request
 

@@ -10,6 +10,7 @@ PROSE = (
     "The keeper of the house was not at home when they came to the door in the evening, "
     "and so they had to wait for an hour by the side of the road with all of their things."
 )
+FONT = b"/Font<</F1 5 0 R>>"
 HELVETICA = b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"
 
 
@@ -40,12 +41,12 @@ def pdf_bytes(*objects: bytes) -> bytes:
 
 
 def one_page(content: bytes, resources: bytes, *more: bytes) -> bytes:
-    """A one-page PDF; `more` objects are numbered from 6, the font F1 is number 5."""
+    """A one-page PDF; `more` objects are numbered from 6; F1, number 5, is the usual font."""
     return pdf_bytes(
         b"<</Type/Catalog/Pages 2 0 R>>",
         b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
         b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 4 0 R"
-        b"/Resources<</Font<</F1 5 0 R>>%s>>>>" % resources,
+        b"/Resources<<%s>>>>" % (resources if b"/Font" in resources else FONT + resources),
         stream(b"", content),
         HELVETICA,
         *more,

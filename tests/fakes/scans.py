@@ -79,6 +79,19 @@ def _assembled(objects: Sequence[bytes]) -> bytes:
     return out.getvalue()
 
 
+def picture(mark: Mark, dpi: float = 72) -> bytes:
+    """One page of a scan as a JPEG, as a worker would render it."""
+    scale = dpi / 72
+    image = Image.new("L", (round(WIDTH * scale), round(HEIGHT * scale)), "white")
+    for index, bit in enumerate(_bits(mark)):
+        left = _LEFT + index * _CELL
+        box = (left, _TOP, left + _CELL, _TOP + _DEEP)
+        image.paste(0 if bit else 255, tuple(round(edge * scale) for edge in box))
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=80)
+    return out.getvalue()
+
+
 def _drawing(mark: Mark) -> bytes:
     """The mark's black cells, and some lines that look like writing."""
     bottom = HEIGHT - _TOP - _DEEP

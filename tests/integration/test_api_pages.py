@@ -1,6 +1,7 @@
 """Pages over HTTP: as JSON, as one text, as pictures, and progress while they come."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -178,3 +179,13 @@ class TestEvents:
             assert stream.next()[0] == "progress"
             api.client.delete(f"/documents/{document_id}")
             assert stream.next() == ("end", None)
+
+    def test_nobody_is_followed_for_a_client_that_left(self, api, make_pdf):
+        document_id = api.add(make_pdf("a"))
+        ended = 'http_requests_total{method="GET",route="/documents/{document_id}/events"'
+        with api.client.stream("GET", f"/documents/{document_id}/events") as response:
+            stream = Events(response)
+            assert stream.next()[0] == "progress"
+            assert ended not in api.client.get("/metrics").text
+        while ended not in api.client.get("/metrics").text:
+            time.sleep(0.05)

@@ -8,6 +8,7 @@ from contextlib import closing
 import hypothesis
 import pytest
 from hypothesis import strategies
+from pydantic import SecretStr
 
 from rag_service.api import upload
 
@@ -137,7 +138,7 @@ def test_a_sender_that_falls_silent_loses_its_place(api, monkeypatch):
 
 
 def test_a_key_is_asked_for_before_the_body(start_api):
-    api = start_api(api={"key": "secret"})
+    api = start_api(api={"key": SecretStr("secret")})
     with closing(connect(api, "Content-Length: 99999999", "Expect: 100-continue")) as connection:
         assert answer_of(connection).startswith(b"HTTP/1.1 401 ")
 
@@ -164,8 +165,9 @@ PIECES = strategies.sampled_from(
     ]
 )  # fmt: skip
 BODIES = strategies.lists(PIECES | strategies.binary(max_size=40), max_size=25).map(b"".join)
-BOUNDARIES = strategies.just(b"B") | strategies.binary(max_size=80).filter(
-    lambda b: not set(b) & set(b"\r\n\x00")
+# Control characters in a header are refused before they reach us.
+BOUNDARIES = strategies.just(b"B") | strategies.binary(max_size=80).map(
+    lambda boundary: bytes(byte for byte in boundary if byte > 0x20 and byte != 0x7F)
 )
 
 

@@ -1,12 +1,17 @@
 """What a misbehaving OCR server does to documents: parked, retried, failed by name, never lost."""
 
 import pytest
-from tests.fakes.scans import Mark, new_number, scan
-from tests.service import open_service
+
+from rag_service.knowledgebase import servers
+from tests.fakes import ocr_server as fake
+from tests.service import Scan, open_service
+
+# One request, and one more after each wait of the quick schedule.
+BUDGET = 6
 
 
 @pytest.fixture(scope="module")
-def service(stack, tmp_path_factory):
+def running(stack, tmp_path_factory):
     with open_service(stack, tmp_path_factory.mktemp("outages")) as service:
         programs = service.programs
         programs.start_maintenance()
@@ -14,17 +19,171 @@ def service(stack, tmp_path_factory):
         yield service
 
 
-@pytest.fixture(autouse=True)
-def _healthy(service):
-    service.ocr.reset()
-    yield
-    assert service.ocr.doubled == []
+@pytest.fixture
+def service(running):
+    """The service with a healthy server and no document at work."""
+    running.ocr.reset()
+    servers.mark_answered(running.ocr.url)
+    yield running
+    assert running.ocr.doubled == []
+
+
+def answered(service, *pages_of_replies):
+    """A one-page scan whose page meets these replies; its end."""
+    one = Scan(service, 1, set_up=lambda s: service.ocr.script(s.mark(), *pages_of_replies))
+    one.ended()
+    return one
 
 
 def test_a_scan_is_read_page_by_page(service):
-    number = new_number()
-    view = service.wait_for(service.add(scan(number, 3)))
-    assert (view.status, view.pages.ocr) == ("processed", 3)
-    for page in service.pages(view.id):
-        assert page.markdown == Mark(number, page.number).text
-        assert len(service.ocr.of(Mark(number, page.number))) == 1
+    three = Scan(service, 3)
+    view = three.ended()
+    assert (view.status, view.pages.ocr, view.warnings) == ("processed", 3, [])
+    for number in (1, 2, 3):
+        assert three.page(number).markdown == three.mark(number).text
+        assert len(three.requests(number)) == 1
+
+
+def test_a_server_that_is_away_parks_its_documents_and_one_page_tries_it_again(service):
+    service.ocr.refuse()
+    scans = [Scan(service, 3) for _ in range(4)]
+    for one in scans:
+        one.parked()
+        assert one.charges() == (0, 0, 0)
+    assert service.server_state() == "down"
+    service.ocr.default = fake.Reply(delay=0.5)
+    service.ocr.listen()
+    assert [one.ended().status for one in scans] == ["processed"] * 4
+    first, *others = service.ocr.requests
+    assert all(other.started >= first.ended for other in others)
+    assert len(others) == 11
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_wrong_key_or_model_is_said_and_waited_out(service, status):
+    service.ocr.default, service.ocr.models_status = fake.refusal(status), status
+    one = Scan(service, 2)
+    one.parked()
+    assert service.server_state() == "misconfigured"
+    assert one.charges() == (0, 0, 0)
+    service.ocr.default, service.ocr.models_status = fake.OK, 200
+    assert one.ended().status == "processed"
+
+
+def test_a_server_that_loads_its_model_is_waited_for(service):
+    """It lists its models and answers 503, to pages and to health."""
+    service.ocr.default = service.ocr.health = fake.gateway(503)
+    one = Scan(service, 1)
+    one.parked()
+    seen = service.ocr.probes
+    service.programs.wait_until(lambda: service.ocr.probes > seen + 1, "it is probed")
+    assert len(one.requests()) == BUDGET
+    assert one.charges() == (0, 0, 0)
+    service.ocr.default = service.ocr.health = fake.OK
+    assert one.ended().status == "processed"
+
+
+def test_a_healthy_probe_before_failing_pages_charges_nobody(service):
+    service.ocr.default = fake.gateway(502)
+    one = Scan(service, 1)
+    trials = lambda: len(one.requests()) >= 2 * BUDGET  # noqa: E731
+    service.programs.wait_until(trials, "a second trial")
+    assert one.charges() == (0, 0, 0)
+    service.ocr.default = fake.OK
+    assert one.ended().status == "processed"
+
+
+def test_a_page_that_silences_the_server_costs_no_other_document_its_turn(service):
+    killer = Scan(service, 1, set_up=lambda s: service.ocr.always(s.mark(), fake.gateway(502)))
+    killer.parked()
+    others = [Scan(service, 1) for _ in range(3)]
+    assert [one.ended().status for one in others] == ["processed"] * 3
+    service.cancel(killer.id)
+
+
+def test_a_page_the_server_never_manages_fails_after_one_later_try(service):
+    def set_up(one):
+        service.ocr.always(one.mark(1), fake.gateway(503))
+        service.ocr.always(one.mark(3), fake.Reply(delay=0.3))
+
+    three = Scan(service, 3, set_up=set_up)
+    view = three.ended()
+    assert (view.status, view.incomplete, view.error.code) == ("failed", True, "pages_failed")
+    assert (view.pages.ocr, view.pages.failed) == (2, 1)
+    assert "page 1" in view.error.message
+    assert three.page(1).error.code == "ocr_rejected"
+    assert len(three.requests(1)) == 2 * BUDGET
+
+
+def test_a_500_gets_one_later_try_and_no_schedule(service):
+    once = answered(service, fake.refusal(500))
+    twice = answered(service, fake.refusal(500), fake.refusal(500, "CUDA error"))
+    assert service.view(once.id).status == "processed"
+    assert service.view(twice.id).status == "failed"
+    assert "CUDA error" in twice.page().error.message
+    assert (len(once.requests()), len(twice.requests())) == (2, 2)
+
+
+def test_an_answer_without_text_is_never_called_a_success(service):
+    view = service.view(answered(service, fake.HTML_200, fake.NULL_CONTENT).id)
+    assert (view.status, view.pages.ocr, view.pages.failed) == ("failed", 0, 1)
+
+
+def test_a_connection_cut_in_the_middle_of_an_answer_is_asked_again(service):
+    one = answered(service, fake.CUT, fake.DROPPED, fake.busy("0"))
+    assert service.view(one.id).status == "processed"
+    assert len(one.requests()) == 4
+
+
+def test_a_refused_page_fails_at_once_by_name(service):
+    one = answered(service, fake.refusal(400, "This picture is of no use."))
+    assert one.page().error.code == "ocr_rejected"
+    assert "of no use" in one.page().error.message
+    assert len(one.requests()) == 1
+
+
+def test_a_picture_too_large_for_the_server_is_read_at_two_thirds(service):
+    one = answered(service, fake.ENCODER_CACHE)
+    assert (one.page().status, one.page().dpi) == ("ocr", 48)
+    first, second = one.requests()
+    assert second.width == pytest.approx(first.width * 2 / 3, abs=1)
+
+
+def test_an_endless_line_is_kept_as_truncated_with_a_warning(service):
+    one = answered(service, fake.LOOP, fake.LOOP)
+    view = service.view(one.id)
+    assert (view.status, view.pages.truncated) == ("processed", 1)
+    assert [(warning.code, warning.page) for warning in view.warnings] == [("page_truncated", 1)]
+    first, second = one.requests()
+    assert second.max_tokens > first.max_tokens
+
+
+def test_two_empty_readings_are_a_page_without_text(service):
+    view = service.view(answered(service, fake.EMPTY, fake.EMPTY).id)
+    assert (view.status, view.pages.no_text) == ("processed", 1)
+    assert [warning.code for warning in view.warnings] == ["page_without_text"]
+
+
+def test_nothing_but_a_cut_answer_is_a_failed_page(service):
+    cut = fake.Reply(text="", finish_reason="length")
+    one = answered(service, cut, cut)
+    assert one.page().error.code == "ocr_empty"
+    assert service.view(one.id).status == "failed"
+
+
+def test_characters_that_no_database_takes_do_not_lose_the_page(service):
+    one = answered(service, fake.BROKEN_CHARACTERS)
+    assert service.view(one.id).status == "processed"
+    assert one.page().markdown == "a b  c"
+
+
+def test_a_cancel_reaches_the_server(service):
+    gates = []
+    one = Scan(service, 1, set_up=lambda s: gates.append(service.ocr.hold(s.mark())))
+    assert gates[0].arrived.wait(30)
+    assert service.cancel(one.id)
+    gone = lambda: one.requests()[0].outcome == "disconnected"  # noqa: E731
+    service.programs.wait_until(gone, "the request is closed")
+    view = service.view(one.id)
+    assert (view.status, view.error.code) == ("cancelled", "cancelled")
+    assert answered(service).ended().status == "processed"

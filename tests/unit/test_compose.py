@@ -1,4 +1,4 @@
-"""docker-compose.customer.yml: no default of its own, nothing open, everything restarts and stops."""
+"""docker-compose.customer.yml: no default of its own, nothing open, all restarts and stops."""
 
 from __future__ import annotations
 

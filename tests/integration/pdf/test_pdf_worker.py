@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rag_service.errors import CorruptPdf, PageTimeout, PageUnrenderable
+from rag_service.errors import CorruptPdf, Internal, PageTimeout, PageUnrenderable
 from rag_service.pdf.document import BATCH, PdfWorker
 from rag_service.pdf.types import OcrMode, Plan, PlannedPage
 from rag_service.settings import Pdf, load_settings
@@ -107,6 +107,14 @@ def test_a_page_that_hangs_costs_itself_only(tmp_path: Path) -> None:
     run(work())
 
 
+async def kill_when_busy(worker: PdfWorker, times: int) -> None:
+    for _ in range(times):
+        pid = await busy_child(worker)
+        os.kill(pid, signal.SIGSEGV)
+        while worker._child is not None and worker._child.pid == pid:
+            await asyncio.sleep(0.02)
+
+
 def test_a_page_that_kills_the_child_costs_itself_only(tmp_path: Path) -> None:
     path = samples.joined(
         tmp_path / "crash.pdf", samples.prose_page(), samples.endless_page(), samples.prose_page()
@@ -116,18 +124,31 @@ def test_a_page_that_kills_the_child_costs_itself_only(tmp_path: Path) -> None:
         async with PdfWorker(limits(page_time_limit=60), 1000) as worker:
             await worker.open(path, PDF)
             planning = asyncio.create_task(planned(worker, range(1, 4)))
-            # Once for the page, once for the second look at its text alone.
-            for _ in range(2):
-                pid = await busy_child(worker)
-                os.kill(pid, signal.SIGSEGV)
-                while worker._child is not None and worker._child.pid == pid:
-                    await asyncio.sleep(0.02)
+            # The page, the page once more, its text alone.
+            await kill_when_busy(worker, times=3)
             pages = await planning
             assert [outcome(page) for page in pages] == ["native", "page_unrenderable", "native"]
             rendering = asyncio.create_task(worker.render(2, 72))
-            os.kill(await busy_child(worker), signal.SIGSEGV)
+            await kill_when_busy(worker, times=2)
             with pytest.raises(PageUnrenderable):
                 await rendering
+
+    run(work())
+
+
+def test_a_child_that_something_else_killed_costs_nothing(tmp_path: Path) -> None:
+    path = samples.text_document(tmp_path / "two.pdf", 2)
+
+    async def work() -> None:
+        async with PdfWorker(limits(), 1000) as worker:
+            await worker.open(path, PDF)
+            # Too late for the worker to see it before it asks.
+            os.kill(await child_pid(worker), signal.SIGKILL)
+            assert (await worker.open(path, PDF)).pages == 2
+            os.kill(await child_pid(worker), signal.SIGKILL)
+            assert [outcome(page) for page in await planned(worker, [1, 2])] == ["native"] * 2
+            os.kill(await child_pid(worker), signal.SIGKILL)
+            assert (await worker.render(2, 50)).number == 2
 
     run(work())
 
@@ -169,7 +190,11 @@ def test_a_file_that_kills_the_child_while_opening_is_corrupt(tmp_path: Path) ->
     async def work() -> None:
         async with PdfWorker(limits(), 1000) as worker:
             opening = asyncio.create_task(worker.open(endless, PDF))
-            os.kill(await child_pid(worker), signal.SIGSEGV)
+            for _ in range(2):
+                pid = await child_pid(worker)
+                os.kill(pid, signal.SIGSEGV)
+                while worker._child is not None and worker._child.pid == pid:
+                    await asyncio.sleep(0.02)
             with pytest.raises(CorruptPdf):
                 await opening
 
@@ -316,6 +341,20 @@ def test_the_child_does_not_outlive_a_parent_that_is_already_dead() -> None:
         input=b"", capture_output=True, timeout=60, check=False,
     )  # fmt: skip
     assert (started.returncode, started.stdout, started.stderr) == (1, b"", b"")
+
+
+def test_a_child_that_cannot_start_is_nobodys_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = samples.text_document(tmp_path / "one.pdf", 1)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    async def work() -> None:
+        async with PdfWorker(limits(), 1000) as worker:
+            with pytest.raises(Internal):
+                await worker.open(path, PDF)
+
+    run(work())
 
 
 def test_the_child_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,114 @@
+"""Forty faults in the middle of documents, one after the other, then twenty without a pause."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+
+from tests.chaos import faults, verdict, witness
+from tests.chaos.faults import Fault, Kind
+from tests.chaos.rig import LEASE, ROUND, Rig, feeding, open_rig
+
+PLAN: dict[Kind, int] = {
+    faults.kill_ocr_fork: 10,
+    faults.kill_ocr_worker: 6,
+    faults.stop_ocr_worker: 4,
+    faults.kill_prepare_worker: 3,
+    faults.kill_prepare_forks: 3,
+    faults.kill_maintenance: 5,
+    faults.empty_broker: 5,
+    faults.restart_broker: 4,
+}
+STORM = 20
+# What a doorbell and a claim take on a busy small machine after the round that rings.
+_BELL = 2.0
+_PATIENCE = 120.0
+
+
+@pytest.fixture
+def seed() -> int:
+    """CHAOS_SEED, or a new one; printed, so that a run can be had again."""
+    seed = int(os.environ.get("CHAOS_SEED") or secrets.randbelow(10**6))
+    print(f"\nCHAOS_SEED={seed}")
+    return seed
+
+
+@pytest.fixture
+def rig(seed: int) -> Iterator[Rig]:
+    """The whole service at work."""
+    with open_rig(seed) as rig:
+        rig.start_programs()
+        yield rig
+
+
+def test_forty_faults_cost_no_document_and_no_page(rig: Rig, seed: int) -> None:
+    started = time.monotonic()
+    order = random.Random(seed).sample(list(PLAN), sum(PLAN.values()), counts=PLAN.values())
+    with feeding(rig):
+        seen = [_one(rig, kind) for kind in order]
+    rig.wait_all(_PATIENCE)
+    verdict.require_all_whole(rig, rig.fed)
+    above = verdict.require_few_requests(rig, seen)
+    _report("faults", rig, seed, seen, above, time.monotonic() - started)
+    for fault in seen:
+        assert fault.wait <= LEASE + ROUND + _BELL + fault.back_after, fault
+
+
+def test_a_storm_of_faults_costs_no_document_and_no_page(rig: Rig, seed: int) -> None:
+    started = time.monotonic()
+    seen: list[Fault] = []
+    with feeding(rig):
+        for _ in range(STORM):
+            _until_a_page_is_read(rig)
+            seen.append(rig.random.choice(list(PLAN))(rig))
+    rig.wait_all(_PATIENCE)
+    verdict.require_all_whole(rig, rig.fed)
+    above = verdict.require_few_requests(rig, seen)
+    _report("storm", rig, seed, seen, above, time.monotonic() - started)
+
+
+def _one(rig: Rig, kind: Kind) -> Fault:
+    """One fault at a random moment after a page was read; returns when all goes on again."""
+    _until_a_page_is_read(rig)
+    time.sleep(rig.random.uniform(0, 1.5))
+    fault = kind(rig)
+    wait_until = rig.service.programs.wait_until
+    if fault.is_back is not None:
+        wait_until(fault.is_back, f"what was killed is back: {fault}", _PATIENCE)
+        fault.back_after = (witness.now() - fault.at).total_seconds()
+    wait_until(lambda: fault.waits() is not None, f"all runs go on: {fault}", _PATIENCE)
+    fault.wait = max(fault.waits() or [0.0])
+    print(f"{fault.kind}: waited {fault.wait:.1f} s, {len(fault.in_hand)} pages in hand")
+    return fault
+
+
+def _until_a_page_is_read(rig: Rig) -> None:
+    since = witness.now()
+    rig.service.programs.wait_until(
+        lambda: witness.pages_read_since(since), "a page is read between two faults", _PATIENCE
+    )
+
+
+def _report(
+    name: str, rig: Rig, seed: int, seen: list[Fault], above: dict[str, int], seconds: float
+) -> None:
+    lines = verdict.lines(seen, above)
+    documents, pages = len(rig.fed), sum(fed.scanned for fed in rig.fed)
+    requests = len(rig.ocr.requests)
+    verdict.show(
+        f"{name}: {documents} documents, {pages} pages to read, {requests} requests, "
+        f"lease {LEASE:g} s, {seconds:.0f} s, seed {seed}",
+        lines,
+    )
+    figures = {
+        "seed": seed, "seconds": round(seconds), "lease_seconds": LEASE, "round_seconds": ROUND,
+        "documents": documents, "pages": pages, "requests": requests,
+        "kinds": [asdict(line) for line in lines],
+    }  # fmt: skip
+    verdict.keep(name, figures)

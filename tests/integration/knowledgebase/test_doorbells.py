@@ -1,0 +1,137 @@
+"""How many doorbells are wanted, which workers are alive, who holds maintenance."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_service.knowledgebase import fleet, leases
+from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.fleet import WorkerLoad, doorbells_wanted
+from rag_service.states import PageState, Priority, Stage
+from tests import simulation as sim
+from tests.simulation import at_once, claim, try_claim
+
+
+@st.composite
+def loads(draw):
+    forks = draw(st.integers(1, 5))
+    busy = draw(st.integers(0, forks))
+    bulk = draw(st.integers(0, min(busy, max(1, forks - 1))))
+    return WorkerLoad("w", Stage.OCR, forks, busy, bulk)
+
+
+@given(st.lists(loads(), max_size=4), st.integers(0, 12), st.integers(0, 12))
+def test_doorbells_are_as_many_as_free_forks_can_claim(workers, interactive, bulk):
+    """Counted fork by fork, the way claims are granted."""
+    waiting = {"interactive": interactive, "bulk": bulk}
+    taken = 0
+    for worker in workers:
+        held = worker.bulk
+        for _ in range(worker.forks - worker.busy):
+            # The order does not matter for the count: a bulk place not used stays for bulk.
+            if waiting["bulk"] and held < max(1, worker.forks - 1):
+                waiting["bulk"], held, taken = waiting["bulk"] - 1, held + 1, taken + 1
+            elif waiting["interactive"]:
+                waiting["interactive"], taken = waiting["interactive"] - 1, taken + 1
+    assert doorbells_wanted(workers, interactive, bulk) >= taken
+    free = sum(worker.forks - worker.busy for worker in workers)
+    assert doorbells_wanted(workers, interactive, bulk) <= min(free, interactive + bulk)
+
+
+@pytest.mark.parametrize(
+    ("forks", "busy", "bulk", "interactive", "waiting", "wanted"),
+    [
+        (8, 0, 0, 0, 100, 7),
+        (8, 0, 0, 1, 100, 8),
+        (8, 7, 7, 0, 100, 0),
+        (8, 7, 7, 5, 100, 1),
+        (8, 8, 7, 5, 100, 0),
+        (1, 0, 0, 0, 3, 1),
+        (2, 1, 0, 0, 3, 1),
+        (2, 1, 1, 0, 3, 0),
+        (8, 0, 0, 0, 0, 0),
+    ],
+)
+def test_the_reserve_is_counted(forks, busy, bulk, interactive, waiting, wanted):
+    load = WorkerLoad("w", Stage.OCR, forks, busy, bulk)
+    assert doorbells_wanted([load], interactive, waiting) == wanted
+
+
+def test_doorbells_in_the_number_wanted_lead_to_as_many_claims(settings):
+    for number in range(5):
+        fleet.beat("worker", Stage.PREPARE, 4)
+        sim.add_document(Priority.INTERACTIVE if number == 4 else Priority.BULK)
+    wanted = doorbells_wanted(
+        fleet.loads(Stage.PREPARE), *fleet.claimable_counts(Stage.PREPARE, None)
+    )
+    claims = [try_claim(forks=4) for _ in range(6)]
+    assert wanted == sum(run is not None for run in claims) == 4
+    [load] = fleet.loads(Stage.PREPARE)
+    assert (load.busy, load.bulk, load.free, load.free_for_bulk) == (4, 3, 0, 0)
+
+
+def test_what_waits_for_a_time_or_a_server_is_not_counted(settings):
+    sim.ready_run()
+    sim.add_document()
+    sim.add_document(Priority.INTERACTIVE)
+    assert fleet.claimable_counts(Stage.PREPARE, None) == (1, 1)
+    assert fleet.claimable_counts(Stage.OCR, None) == (0, 1)
+    leases.release(claim(), retry_in=60)
+    assert fleet.claimable_counts(Stage.PREPARE, None) == (0, 1)
+
+
+def test_workers_are_alive_while_they_are_seen(settings):
+    fleet.beat("a", Stage.OCR, 2)
+    fleet.beat("b", Stage.OCR, 8)
+    fleet.beat("c", Stage.PREPARE, 2)
+    assert [load.id for load in fleet.loads(Stage.OCR)] == ["a", "b"]
+    sim.execute("UPDATE workers SET seen_at = now() - interval '31 s' WHERE id = 'a'")
+    assert [load.id for load in fleet.loads(Stage.OCR)] == ["b"]
+    fleet.beat("a", Stage.OCR, 3)
+    assert [load.forks for load in fleet.loads(Stage.OCR)] == [3, 8]
+    fleet.leave("b")
+    assert [load.id for load in fleet.loads(Stage.OCR)] == ["a"]
+
+
+def test_workers_that_are_long_gone_are_forgotten(settings):
+    fleet.beat("a", Stage.OCR, 2)
+    fleet.beat("b", Stage.OCR, 2)
+    sim.execute("UPDATE workers SET seen_at = now() - interval '61 min' WHERE id = 'a'")
+    fleet.forget_dead()
+    assert [row.id for row in sim.rows("SELECT id FROM workers")] == ["b"]
+
+
+def test_a_load_counts_what_is_held_and_nothing_else(settings):
+    fleet.beat("worker", Stage.PREPARE, 4)
+    sim.processed_document(PageState.NATIVE)
+    for _ in range(2):
+        sim.add_document()
+    leases.release(claim())
+    claim()
+    claim(worker="other")
+    [load] = fleet.loads(Stage.PREPARE)
+    assert (load.busy, load.bulk) == (1, 1)
+
+
+def test_maintenance_has_one_holder_at_a_time(settings):
+    first = fleet.hold_maintenance("a", 30)
+    assert (first.holder, first.epoch) == ("a", 1)
+    assert fleet.hold_maintenance("b", 30) is None
+    assert fleet.hold_maintenance("a", 30) == first
+    sim.execute("UPDATE maintenance_lease SET expires_at = now() - interval '1 s'")
+    second = fleet.hold_maintenance("b", 30)
+    assert second.epoch == 2
+    assert fleet.hold_maintenance("a", 30) is None
+    fleet.leave_maintenance(first)
+    assert fleet.hold_maintenance("a", 30) is None, "a stale holder gave up another's lease"
+    fleet.leave_maintenance(second)
+    assert fleet.hold_maintenance("a", 30).epoch == 3
+    with begin() as connection:
+        assert fleet.maintenance_seen(connection) is not None
+
+
+def test_many_that_ask_for_maintenance_get_one_holder(settings):
+    for _ in range(20):
+        held = at_once(*[lambda name=name: fleet.hold_maintenance(name, 30) for name in "abcd"])
+        assert sum(tenure is not None for tenure in held) == 1
+        sim.execute("DELETE FROM maintenance_lease")

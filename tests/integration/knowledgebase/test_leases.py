@@ -1,0 +1,398 @@
+"""Claims, renewals, releases, crashes, expiries: who may work on a run, and who not any more."""
+
+import threading
+import uuid
+
+import pytest
+
+from rag_service.errors import Internal, LeaseLost
+from rag_service.knowledgebase import documents, leases, pages, runs, servers
+from rag_service.knowledgebase.engine import begin
+from rag_service.states import PageState, Priority, RunState, Stage
+from tests import simulation as sim
+from tests.simulation import at_once, claim, everything, expire, lease, run_row, try_claim
+
+pytestmark = pytest.mark.usefixtures("settings")
+ROUNDS = 20
+
+
+def test_interactive_first_then_the_oldest():
+    bulk = [sim.add_document() for _ in range(3)]
+    urgent = [sim.add_document(Priority.INTERACTIVE) for _ in range(2)]
+    assert [claim().document_id for _ in range(5)] == urgent + bulk
+    assert try_claim() is None
+
+
+def test_a_claim_brings_what_the_work_needs():
+    document_id = sim.add_document()
+    run = claim(task="task 1")
+    row = run_row(run.id)
+    assert (run.document_id, run.filename, run.epoch) == (document_id, "a.pdf", 1)
+    assert (row.state, row.lease_worker, row.lease_task) == ("preparing", "worker", "task 1")
+    assert 59 < (row.lease_expires_at - row.held_since).total_seconds() < 61
+
+
+def test_each_stage_claims_its_own():
+    run = sim.ready_run()
+    assert try_claim(Stage.PREPARE) is None
+    again = claim(Stage.OCR)
+    assert (again.id, again.epoch) == (run.id, 2)
+    assert run_row(run.id).state == RunState.OCR
+
+
+def test_forks_that_ask_together_never_get_the_same_run():
+    for _ in range(ROUNDS):
+        waiting = {sim.add_document() for _ in range(3)}
+        taken = [r for r in at_once(*[try_claim] * 2, *[lambda: try_claim(worker="b")] * 2) if r]
+        assert {run.document_id for run in taken} == waiting
+        assert len(taken) == 3
+
+
+@pytest.mark.parametrize(("forks", "places"), [(1, 1), (2, 1), (3, 2)])
+def test_bulk_never_takes_the_last_of_several_forks(forks, places):
+    for number in range(ROUNDS):
+        for _ in range(4):
+            sim.add_document()
+        worker = f"worker {number}"
+        taken = at_once(*[lambda worker=worker: try_claim(worker=worker, forks=forks)] * 4)
+        assert sum(run is not None for run in taken) == places
+        sim.execute("DELETE FROM runs")
+
+
+def test_the_reserved_fork_is_for_interactive_runs_which_may_take_all():
+    sim.add_document()
+    assert try_claim(forks=2) is not None
+    sim.add_document()
+    assert try_claim(forks=2) is None
+    urgent = sim.add_document(Priority.INTERACTIVE)
+    assert claim(forks=2).document_id == urgent
+    for _ in range(2):
+        sim.add_document(Priority.INTERACTIVE)
+    assert [try_claim(worker="other", forks=2) is not None for _ in range(2)] == [True, True]
+
+
+def test_a_message_that_is_delivered_again_while_its_fork_works_does_nothing():
+    first, second = sim.add_document(), sim.add_document()
+    run = claim(task="message")
+    assert run.document_id == first
+    assert try_claim(task="message") is None
+    assert claim(worker="other", task="message").document_id == second
+    leases.release(run)
+    assert claim(task="message").document_id == first
+
+
+def test_a_claim_waits_for_the_runs_time():
+    sim.add_document()
+    run = claim()
+    assert leases.release(run, retry_in=3600)
+    assert try_claim() is None
+    sim.execute("UPDATE runs SET retry_at = now() - interval '1 s'")
+    assert claim().epoch == 2
+    assert run_row(run.id).retry_at is None
+
+
+def test_an_outage_keeps_only_ocr_waiting():
+    sim.ready_run()
+    servers.mark_out("http://ocr", "refused", misconfigured=False)
+    assert try_claim(Stage.OCR, server="http://ocr") is None
+    sim.add_document()
+    assert try_claim(Stage.PREPARE, server="http://ocr") is not None
+    assert try_claim(Stage.OCR, server="http://another") is not None
+
+
+def test_renewing_extends_the_lease():
+    sim.add_document()
+    run = claim()
+    sim.outlast(run.id)
+    assert leases.renew(run, lease())
+    assert expire_all() == 0
+    leases.require(run)
+
+
+def expire_all():
+    return leases.release_expired(lease(seconds=0.001))
+
+
+def test_a_release_is_nobodys_fault():
+    sim.add_document()
+    for epoch in range(1, 15):
+        run = claim()
+        assert run.epoch == epoch
+        assert leases.release(run)
+    row = run_row(run.id)
+    assert (row.state, row.crashes, row.expiries) == ("queued", 0, 0)
+    assert (row.lease_worker, row.lease_task, row.lease_expires_at, row.held_since) == (None,) * 4
+    assert not leases.release(run)
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_a_released_run_waits_where_it_was_claimed(stage):
+    sim.add_document() if stage is Stage.PREPARE else sim.ready_run()
+    run = claim(stage)
+    sim.execute("UPDATE runs SET state = 'finishing'")
+    assert leases.release(run)
+    assert run_row(run.id).state == stage.waiting
+
+
+def test_a_release_waits_for_the_renewal_that_is_under_way():
+    sim.add_document()
+    run = claim()
+    released = []
+    thread = threading.Thread(target=lambda: released.append(leases.release(run)))
+    with begin() as connection:
+        leases.fence(connection, run, epoch=run.epoch)
+        thread.start()
+        sim.wait_until_blocked()
+    thread.join()
+    assert released == [True]
+    assert run_row(run.id).state == RunState.QUEUED
+
+
+def test_a_crash_is_counted_though_the_dead_childs_transaction_lingers():
+    sim.add_document()
+    run = claim(task="t")
+    counted = []
+    thread = threading.Thread(
+        target=lambda: counted.append(leases.release_crashed("worker", "t", lease()))
+    )
+    with begin() as connection:
+        leases.fence(connection, run, epoch=run.epoch)
+        thread.start()
+        sim.wait_until_blocked()
+    thread.join()
+    assert counted == [True]
+    assert run_row(run.id).crashes == 1
+
+
+def test_a_row_that_its_owner_writes_to_does_not_expire():
+    sim.add_document()
+    run = claim()
+    sim.outlast(run.id)
+    with begin() as connection:
+        leases.fence(connection, run, epoch=run.epoch)
+        assert expire_all() == 0
+    assert expire_all() == 1
+
+
+def test_a_worker_that_stops_gives_back_what_it_holds_and_no_more():
+    sim.add_document()
+    sim.add_document()
+    mine, other = claim(worker="a"), claim(worker="b")
+    assert leases.release_worker("a") == 1
+    assert run_row(mine.id).state == RunState.QUEUED
+    assert leases.holds(other)
+
+
+def test_a_lost_child_releases_its_own_run_at_once():
+    for _ in range(3):
+        sim.add_document()
+    lost = claim(worker="a", task="1")
+    spared = [claim(worker="a", task="2"), claim(worker="b", task="1")]
+    assert leases.release_crashed("a", "1", lease())
+    row = run_row(lost.id)
+    assert (row.state, row.crashes, row.lease_worker) == ("queued", 1, None)
+    assert all(leases.holds(run) for run in spared)
+    assert not leases.release_crashed("a", "1", lease())
+
+
+def crash(run, task):
+    leases.release_crashed("worker", task, lease())
+    return run_row(run.id)
+
+
+def test_the_third_crash_in_hand_names_the_pages_and_ends_the_run():
+    run = sim.ready_run(PageState.PENDING, PageState.PENDING)
+    for number in range(3):
+        held = claim(Stage.OCR, task=f"t{number}")
+        pages.take_in_hand(held, 3)
+        pages.take_in_hand(held, 2)
+        row = crash(run, f"t{number}")
+        assert row.crashes == number + 1
+    assert (row.state, row.error_code, row.error_retryable) == ("failed", "worker_crashed", False)
+    assert "pages in hand: 2, 3" in row.error_message
+    assert "lost children: 3" in row.error_message
+    assert sim.document_row(run.document_id).current_run_id == run.id
+
+
+def test_a_page_in_an_earlier_claims_hand_is_not_blamed():
+    run = sim.ready_run(PageState.PENDING)
+    pages.take_in_hand(claim(Stage.OCR, task="t0"), 1)
+    crash(run, "t0")
+    pages.take_in_hand(claim(Stage.OCR, task="t1"), 1)
+    crash(run, "t1")
+    pages.take_in_hand(claim(Stage.OCR, task="t2"), 2)
+    assert "pages in hand: 2)" in crash(run, "t2").error_message
+
+
+def test_ten_expired_leases_end_the_run():
+    sim.add_document()
+    for number in range(10):
+        run = claim()
+        assert expire(run.id) == 1
+        row = run_row(run.id)
+        assert row.expiries == number + 1
+    assert (row.state, row.error_code) == ("failed", "worker_crashed")
+    assert "no page was in hand" in row.error_message
+
+
+def test_a_quarantined_run_never_comes_again():
+    sim.add_document()
+    for number in range(3):
+        run = claim(task=str(number))
+        crash(run, str(number))
+    assert try_claim() is None
+    assert run_row(run.id).state == RunState.FAILED
+
+
+@pytest.mark.parametrize("progress", ["page", "plan", "reuse"])
+def test_progress_clears_the_counts(progress):
+    document_id = sim.processed_document(PageState.NATIVE)
+    sim.add_run(document_id)
+    run = claim()
+    sim.plan(run, PageState.PENDING) if progress == "page" else None
+    sim.execute("UPDATE runs SET crashes = 2, expiries = 9 WHERE id = :id", id=run.id)
+    if progress == "page":
+        sim.read(run, 1)
+    elif progress == "plan":
+        pages.store_plan(run, [sim.planned(2, PageState.PENDING)])
+    else:
+        assert pages.reuse(run) == 1
+    row = run_row(run.id)
+    assert (row.crashes, row.expiries) == (0, 0)
+
+
+def test_looking_for_pages_to_reuse_is_no_progress():
+    """A document that kills its worker at every start must not be tried for ever."""
+    document_id = sim.processed_document(PageState.NATIVE)
+    sim.add_run(document_id)
+    for number in range(3):
+        run = claim(task=str(number))
+        pages.reuse(run)
+        row = crash(run, str(number))
+    assert row.state == RunState.FAILED, "crashes were forgotten"
+
+
+def test_a_later_try_is_no_progress():
+    run = sim.ready_run()
+    held = claim(Stage.OCR)
+    sim.execute("UPDATE runs SET crashes = 2")
+    sim.read(held, 1, retry_in=60)
+    assert run_row(run.id).crashes == 2
+
+
+def test_nothing_expires_soon_after_postgresql_started():
+    sim.add_document()
+    run = claim()
+    sim.outlast(run.id)
+    assert leases.release_expired(lease(seconds=10 * 365 * 86400)) == 0
+    assert leases.holds(run)
+    assert expire_all() == 1
+
+
+def test_the_time_that_forks_hold_a_run_adds_up():
+    sim.add_document()
+    run = claim()
+    sim.execute("UPDATE runs SET held_since = now() - interval '100 s'")
+    sim.plan(run, PageState.PENDING)
+    runs.hand_to_ocr(run)
+    sim.execute("UPDATE runs SET ready_at = now() - interval '1 h'")
+    held = claim(Stage.OCR)
+    assert 100 <= held.worked_seconds < 160
+    sim.execute("UPDATE runs SET held_since = now() - interval '1000 s'")
+    leases.release(held)
+    assert 1100 <= run_row(run.id).worked_seconds < 1160
+
+
+WRITES = {
+    "note_preflight": lambda run: runs.note_preflight(run, 9, []),
+    "store_plan": lambda run: pages.store_plan(run, [sim.planned(7, PageState.NATIVE)]),
+    "store_plan of nothing": lambda run: pages.store_plan(run, []),
+    "reuse": pages.reuse,
+    "hand_to_ocr": runs.hand_to_ocr,
+    "take_in_hand": lambda run: pages.take_in_hand(run, 1),
+    "store": lambda run: sim.read(run, 1),
+    "store for later": lambda run: sim.read(run, 1, retry_in=5),
+    "finish": runs.finish,
+    "fail": lambda run: runs.fail(run, Internal()),
+    "require": leases.require,
+}
+QUIET_WRITES = {
+    "renew": lambda run: leases.renew(run, lease()),
+    "release": leases.release,
+    "holds": leases.holds,
+}
+
+
+def lose_to_another(run):
+    expire(run.id)
+    assert claim(Stage.OCR, worker="other").epoch == run.epoch + 1
+
+
+def lose_to_nobody(run):
+    expire(run.id)
+
+
+def lose_to_a_cancel(run):
+    with begin() as connection:
+        assert runs.cancel(connection, run.document_id, Internal())
+
+
+def lose_to_a_removal(run):
+    with begin() as connection:
+        documents.remove(connection, run.document_id)
+
+
+@pytest.mark.parametrize(
+    "lose", [lose_to_another, lose_to_nobody, lose_to_a_cancel, lose_to_a_removal]
+)
+def test_a_claim_that_is_gone_changes_nothing(lose):
+    sim.ready_run(PageState.PENDING)
+    run = claim(Stage.OCR)
+    lose(run)
+    before = everything()
+    for name, write in WRITES.items():
+        with pytest.raises(LeaseLost):
+            write(run)
+        assert everything() == before, name
+    for name, write in QUIET_WRITES.items():
+        assert not write(run), name
+        assert everything() == before, name
+
+
+def test_a_writer_that_waits_for_the_row_learns_that_the_claim_has_gone():
+    """The stale write begins while the row is still its own and comes after the release."""
+    run = sim.ready_run()
+    held = claim(Stage.OCR)
+    results = []
+
+    def write():
+        try:
+            sim.read(held, 1)
+        except LeaseLost as error:
+            results.append(error)
+
+    thread = threading.Thread(target=write)
+    with begin() as connection:
+        leases.fence(connection, held, epoch=held.epoch + 1)
+        thread.start()
+        sim.wait_until_blocked()
+    thread.join()
+    assert len(results) == 1
+    assert sim.page_row(run.id, 1).state == PageState.PENDING
+
+
+def test_owner_crash_and_expiry_at_once_release_the_run_exactly_once():
+    sim.add_document()
+    patient = lease(seconds=0.001, crash_limit=1000, expiry_limit=1000)
+    for _ in range(ROUNDS):
+        task = uuid.uuid4().hex
+        run = claim(task=task)
+        sim.outlast(run.id)
+        outcomes = at_once(
+            lambda run=run: leases.release(run),
+            lambda task=task: leases.release_crashed("worker", task, patient),
+            lambda: leases.release_expired(patient),
+            lambda: leases.release_worker("worker"),
+        )
+        assert sorted(map(int, outcomes)) == [0, 0, 0, 1], outcomes
+        assert run_row(run.id).state == RunState.QUEUED

@@ -1,0 +1,265 @@
+"""Pages: planned once, stored once, tried later, taken over from earlier runs."""
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as bounded
+from hypothesis import strategies as st
+
+from rag_service.errors import OcrRejected, PageTimeout
+from rag_service.knowledgebase import pages, runs
+from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.pages import PendingPage, PlannedRow, StoredPage
+from rag_service.knowledgebase.runs import RunOptions
+from rag_service.states import GOOD, PageState, Stage
+from tests import simulation as sim
+from tests.simulation import claim, page_row
+
+pytestmark = pytest.mark.usefixtures("settings")
+
+
+def held_run(*states):
+    """A run that ocr holds: these pages after one that is pending."""
+    sim.ready_run(*states)
+    return claim(Stage.OCR)
+
+
+def test_a_plan_says_what_is_done_and_what_remains():
+    sim.add_document()
+    run = claim()
+    states = [PageState.NATIVE, PageState.PENDING, PageState.BLANK, PageState.FAILED]
+    sim.plan(run, *states)
+    assert pages.planned_numbers(run) == {1, 2, 3, 4}
+    assert pages.pending(run) == [PendingPage(2, 0, False)]
+    stored = [page_row(run.id, number) for number in range(1, 5)]
+    assert [row.state for row in stored] == states
+    assert [row.stored_at is not None for row in stored] == [True, False, True, True]
+    assert (stored[3].error_code, stored[3].error_retryable) == ("page_unrenderable", False)
+    assert (stored[0].markdown, stored[0].fingerprint) == ("some text", run.fingerprint)
+    with begin() as connection:
+        assert pages.failed_numbers(connection, run.id) == [4]
+
+
+def test_a_page_that_is_planned_already_keeps_what_it_has():
+    run = held_run()
+    sim.read(run, 1)
+    before = page_row(run.id, 1)
+    pages.store_plan(run, [sim.planned(n, PageState.PENDING) for n in (1, 2)])
+    assert page_row(run.id, 1) == before
+    assert page_row(run.id, 2).state == PageState.PENDING
+
+
+def test_a_done_page_is_stored_once():
+    run = held_run()
+    sim.read(run, 1)
+    before = page_row(run.id, 1)
+    sim.read(run, 1, PageState.FAILED)
+    sim.read(run, 1, retry_in=5)
+    assert page_row(run.id, 1) == before
+
+
+def test_what_is_known_of_a_read_page_is_kept():
+    run = held_run()
+    pages.take_in_hand(run, 1)
+    assert page_row(run.id, 1).hand_epoch == run.epoch
+    columns = {
+        "finish_reason": "stop",
+        "prompt_tokens": 900,
+        "completion_tokens": 80,
+        "seconds": 1.5,
+        "engine": "sglang",
+        "model": "glm-ocr",
+        "dpi": 150.0,
+        "parser_version": "1",
+    }
+    sim.read(run, 1, columns=columns)
+    row = page_row(run.id, 1)
+    assert {name: getattr(row, name) for name in columns} == columns
+    assert (row.state, row.markdown, row.parser) == ("ocr", "text of 1", "glmocr")
+    assert (row.hand_epoch, row.tries, row.error_code) == (None, 0, None)
+
+
+def test_a_page_that_failed_says_why():
+    run = held_run()
+    error = OcrRejected("400: \x00 no")
+    pages.store(run, StoredPage(1, PageState.FAILED, "", {}, error=error))
+    row = page_row(run.id, 1)
+    assert (row.state, row.error_code, row.error_message) == ("failed", "ocr_rejected", "400:   no")
+    assert row.error_retryable is False
+
+
+def test_a_later_try_waits_its_time_and_is_counted():
+    run = held_run(PageState.PENDING)
+    sim.read(run, 1, PageState.PENDING, retry_in=3600)
+    assert pages.pending(run) == [PendingPage(1, 1, True), PendingPage(2, 0, False)]
+    assert page_row(run.id, 1).stored_at is None
+    sim.read(run, 2)
+    assert 3590 < pages.seconds_until_due(run) <= 3600
+    sim.execute("UPDATE pages SET retry_at = now() - interval '1 s' WHERE number = 1")
+    assert pages.pending(run) == [PendingPage(1, 1, False)]
+    assert pages.seconds_until_due(run) == 0
+    sim.read(run, 1)
+    assert (page_row(run.id, 1).tries, page_row(run.id, 1).retry_at) == (1, None)
+
+
+def test_a_page_that_may_be_read_now_is_due_although_others_wait():
+    run = held_run(PageState.PENDING)
+    sim.read(run, 1, PageState.PENDING, retry_in=3600)
+    assert pages.pending(run)[1] == PendingPage(2, 0, False)
+
+
+def test_the_plans_warnings_stay_beside_the_readers():
+    sim.add_document()
+    run = claim()
+    row = sim.planned(1, PageState.PENDING)
+    warning = {"code": "text_layer_rejected", "message": "garbled"}
+    pages.store_plan(run, [PlannedRow(1, "ocr", "", row.state, 1, 1, warnings=[warning])])
+    cut = {"code": "page_truncated", "message": "cut"}
+    pages.store(run, StoredPage(1, PageState.TRUNCATED, "t", {}, warnings=[cut]))
+    assert page_row(run.id, 1).warnings == [warning, cut]
+
+
+# What PostgreSQL refuses in text and JSONB, among what it takes.
+NASTY = st.text(st.sampled_from("a ü\n\x00\x01\x7f\ud800\udfff\uffff\U0001f600\\\"'"), max_size=12)
+
+
+@bounded(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(words=st.lists(NASTY, min_size=10, max_size=10))
+def test_no_text_from_outside_is_refused_by_the_database(words):
+    sim.add_document()
+    run = claim()
+    remark = {"code": words[0], "message": words[1], words[2]: [words[3], {words[4]: 1}]}
+    runs.note_preflight(run, 2, [remark])
+    error = PageTimeout(words[5] or None)
+    pages.store_plan(
+        run,
+        [
+            PlannedRow(1, "ocr", words[6], PageState.PENDING, 1, 1, words[7], [remark]),
+            PlannedRow(2, "ocr", words[6], PageState.FAILED, 1, 1, words[7], [remark], error),
+        ],
+    )
+    columns = {"engine": words[8], "model": words[9], "finish_reason": words[0]}
+    pages.store(run, StoredPage(1, PageState.OCR, words[1], columns, [remark]))
+    stored = page_row(run.id, 1)
+    assert stored.markdown == sim_clean(words[1])
+    assert stored.engine == sim_clean(words[8])
+    assert stored.warnings[-1]["message"] == sim_clean(words[1])
+    runs.fail(run, error)
+
+
+def sim_clean(text):
+    """What must be left of these words, said independently of the product."""
+    gone = ("\x01", "\x7f", "\ud800", "\udfff", "\uffff")
+    return "".join(" " if c == "\x00" else c for c in text if c not in gone)
+
+
+ALL_STATES = [
+    PageState.NATIVE,
+    PageState.OCR,
+    PageState.BLANK,
+    PageState.NO_TEXT,
+    PageState.TRUNCATED,
+    PageState.FAILED,
+]
+
+
+def read_document(*states, options=sim.OPTIONS):
+    document_id = sim.add_document(options=options)
+    read_run(*states)
+    return document_id
+
+
+def read_run(*states, prefix="text"):
+    run = claim()
+    sim.plan(run, *[PageState.PENDING] * len(states))
+    for number, state in enumerate(states, start=1):
+        outcome = StoredPage(number, state, f"{prefix} {number}", {"engine": "e", "seconds": 2.0})
+        pages.store(run, outcome)
+    runs.finish(run)
+    return run
+
+
+def test_good_pages_of_equal_options_are_taken_over_and_failed_ones_are_not():
+    document_id = read_document(*ALL_STATES)
+    first = sim.newest_run(document_id)
+    sim.add_run(document_id)
+    run = claim()
+    assert pages.reuse(run) == len(GOOD)
+    assert pages.planned_numbers(run) == {1, 2, 3, 4, 5}
+    for number, state in enumerate(ALL_STATES[:-1], start=1):
+        old, new = page_row(first.id, number), page_row(run.id, number)
+        assert (new.state, new.markdown, new.reused) == (state, f"text {number}", True)
+        assert (new.engine, new.seconds, new.stored_at) == ("e", 2.0, old.stored_at)
+        assert (new.plan_reason, new.tries, new.hand_epoch) == ("reused", 0, None)
+    assert pages.reuse(run) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RunOptions("other", "glm-ocr", "auto", 150),
+        RunOptions("glmocr", "glm-ocr-2", "auto", 150),
+        RunOptions("glmocr", "glm-ocr", "force", 150),
+        RunOptions("glmocr", "glm-ocr", "auto", 200),
+    ],
+)
+def test_other_options_take_nothing_over(options):
+    document_id = read_document(PageState.OCR, PageState.NATIVE)
+    sim.add_run(document_id, options)
+    assert pages.reuse(claim()) == 0
+
+
+def test_the_newest_good_page_is_taken_over_though_a_newer_one_failed():
+    document_id = read_document(PageState.OCR, PageState.OCR)
+    sim.add_run(document_id)
+    read_run(PageState.OCR, PageState.FAILED, prefix="newer")
+    sim.add_run(document_id)
+    run = claim()
+    assert pages.reuse(run) == 2
+    assert page_row(run.id, 1).markdown == "newer 1"
+    assert page_row(run.id, 2).markdown == "text 2"
+
+
+def test_a_run_goes_back_to_pages_from_before_a_run_with_other_options():
+    document_id = read_document(PageState.OCR)
+    sim.add_run(document_id, sim.OTHER_OPTIONS)
+    read_run(PageState.OCR, prefix="forced")
+    sim.add_run(document_id)
+    run = claim()
+    assert pages.reuse(run) == 1
+    assert page_row(run.id, 1).markdown == "text 1"
+
+
+def test_pages_of_a_cancelled_run_are_taken_over():
+    held = held_run(PageState.PENDING)
+    sim.read(held, 1)
+    sim.execute("UPDATE runs SET state = 'cancelled'")
+    sim.add_run(held.document_id)
+    run = claim()
+    assert pages.reuse(run) == 1
+    assert pages.planned_numbers(run) == {1}
+
+
+def test_no_page_comes_from_another_document():
+    read_document(PageState.OCR)
+    sim.add_document()
+    assert pages.reuse(claim()) == 0
+
+
+def test_what_the_new_run_has_already_is_not_replaced():
+    document_id = read_document(PageState.OCR, PageState.OCR)
+    sim.add_run(document_id)
+    run = claim()
+    pages.store_plan(run, [sim.planned(1, PageState.PENDING)])
+    assert pages.reuse(run) == 1
+    assert page_row(run.id, 1).state == PageState.PENDING
+
+
+def test_reuse_twice_at_once_copies_each_page_once():
+    document_id = read_document(*[PageState.OCR] * 5)
+    for _ in range(10):
+        sim.add_run(document_id)
+        run = claim()
+        assert sum(sim.at_once(*[lambda run=run: pages.reuse(run)] * 4)) == 5
+        sim.execute("UPDATE runs SET state = 'cancelled' WHERE id = :id", id=run.id)

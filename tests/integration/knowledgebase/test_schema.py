@@ -1,0 +1,114 @@
+"""The migrations make the very tables that the models describe."""
+
+import re
+import subprocess
+import sys
+import threading
+import uuid
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import NullPool, create_engine, make_url, text
+
+from rag_service.errors import ConfigurationError
+from rag_service.knowledgebase import schema
+from rag_service.knowledgebase.engine import get_engine
+from rag_service.knowledgebase.models import Base
+from tests import simulation as sim
+
+MIGRATE = "from rag_service.knowledgebase.schema import migrate; print(migrate())"
+
+
+@pytest.fixture(autouse=True)
+def empty_database(database, environment):
+    """A database of its own: these tests take the tables away."""
+    name = f"schema_{uuid.uuid4().hex}"
+    admin = create_engine(database, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    environment(DATABASE_URL=make_url(database).set(database=name).render_as_string(False))
+    yield name
+    with admin.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def downgrade():
+    config = schema._config()
+    with get_engine().connect() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+        connection.commit()
+
+
+def tables():
+    query = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    return {row.tablename for row in sim.rows(query)}
+
+
+def partial_indexes():
+    query = "SELECT indexname, indexdef FROM pg_indexes WHERE indexdef LIKE '% WHERE %'"
+    return {row.indexname: row.indexdef for row in sim.rows(query)}
+
+
+def test_the_migrations_and_the_models_agree():
+    schema.migrate()
+    with get_engine().connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_partial_indexes_have_the_models_conditions():
+    """Alembic does not compare an index's WHERE."""
+    schema.migrate()
+    migrated = partial_indexes()
+    downgrade()
+    Base.metadata.create_all(get_engine())
+    assert partial_indexes() == migrated
+    assert "uq_runs_active" in migrated
+
+
+def test_up_down_and_up_again():
+    with pytest.raises(ConfigurationError, match=re.escape("run `rag-service migrate`")):
+        schema.require_migrated()
+    assert schema.migrate() == schema.newest_revision()
+    assert set(Base.metadata.tables) < tables()
+    schema.require_migrated()
+    downgrade()
+    assert tables() == {"alembic_version"}
+    assert schema.current_revision() is None
+    schema.migrate()
+    schema.require_migrated()
+
+
+def test_migrating_what_is_new_already_changes_nothing():
+    schema.migrate()
+    document_id = sim.add_document()
+    assert schema.migrate() == schema.current_revision()
+    assert sim.document_row(document_id).filename == "a.pdf"
+
+
+def test_several_processes_that_migrate_at_once_wait_for_each_other():
+    started = [
+        subprocess.Popen([sys.executable, "-c", MIGRATE], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    answers = [process.communicate(timeout=60)[0].strip() for process in started]
+    assert answers == [schema.newest_revision()] * 3
+
+
+def test_a_migration_that_takes_longer_than_our_lock_limit_is_waited_for(monkeypatch):
+    done = []
+    thread = threading.Thread(target=lambda: done.append(schema.migrate()))
+    monkeypatch.setattr("rag_service.knowledgebase.engine.LOCK_SECONDS", 0.1)
+    with get_engine().connect() as connection:
+        assert connection.scalar(text("SHOW lock_timeout")) == "100ms"
+        connection.execute(text(f"SELECT pg_advisory_lock({schema._MIGRATION_LOCK})"))
+        thread.start()
+        sim.wait_until_blocked()
+        connection.execute(text("SELECT pg_sleep(0.3)"))
+        assert done == []
+        connection.execute(text(f"SELECT pg_advisory_unlock({schema._MIGRATION_LOCK})"))
+    thread.join()
+    assert done == [schema.newest_revision()]

@@ -1,0 +1,298 @@
+"""Any order of what people, workers and maintenance do leaves the knowledgebase consistent.
+
+Several workers, some of whose claims are long gone, drive the real database through random
+steps; after each step the rules must hold, and at the end every document gets its one record.
+"""
+
+import uuid
+
+from hypothesis import HealthCheck, Phase
+from hypothesis import settings as bounded
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from rag_service.errors import AlreadyActive, Cancelled, Internal, LeaseLost, NotFound
+from rag_service.knowledgebase import documents, leases, pages, runs
+from rag_service.knowledgebase.engine import begin
+from rag_service.states import GOOD, HELD, TERMINAL, PageState, Priority, RunState, Stage
+from tests import simulation as sim
+
+WORKERS = {"small": 2, "large": 4}
+PAGES = st.lists(
+    st.sampled_from([PageState.PENDING, PageState.NATIVE, PageState.BLANK, PageState.FAILED]),
+    min_size=1,
+    max_size=4,
+)
+READ = st.sampled_from([PageState.OCR, PageState.NO_TEXT, PageState.TRUNCATED, PageState.FAILED])
+ANY = st.integers(0, 1_000_000)
+COUNT_LIMIT = 3
+
+
+class Knowledgebase(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        sim.execute("TRUNCATE documents CASCADE")
+        self.claims = []
+        self.documents = []
+        self.seen_runs = {}
+        self.seen_pages = {}
+        self.lease = sim.lease(seconds=0.001, crash_limit=COUNT_LIMIT, expiry_limit=COUNT_LIMIT)
+
+    def claim_of(self, index):
+        """Any claim ever granted; the later ones are likelier to stand still."""
+        return self.claims[-1 - index % min(len(self.claims), 6)]
+
+    def document_of(self, index):
+        return self.documents[index % len(self.documents)]
+
+    def stands(self, run):
+        held = "SELECT 1 FROM runs WHERE id = :id AND epoch = :epoch AND state = ANY(:held)"
+        return bool(sim.rows(held, id=run.id, epoch=run.epoch, held=list(HELD)))
+
+    def write(self, run, action):
+        """A write under a claim lands where the claim stands, and else changes nothing."""
+        if self.stands(run):
+            action()
+            return
+        before = sim.everything()
+        try:
+            action()
+        except LeaseLost:
+            pass
+        else:
+            raise AssertionError("a stale write raised nothing")
+        assert sim.everything() == before, "a stale write landed"
+
+    @rule(urgent=st.booleans())
+    def add_document(self, urgent):
+        priority = Priority.INTERACTIVE if urgent else Priority.BULK
+        self.documents.append(sim.add_document(priority))
+
+    @rule(stage=st.sampled_from(list(Stage)), worker=st.sampled_from(list(WORKERS)))
+    def claim(self, stage, worker):
+        expected = self.best(stage, worker)
+        run = sim.try_claim(stage, worker, forks=WORKERS[worker])
+        assert (run and run.id) == expected
+        if run is not None:
+            self.claims.append(run)
+
+    def best(self, stage, worker):
+        """What the claim must bring, said in Python."""
+        held = [r for r in sim.rows("SELECT * FROM runs") if r.lease_worker == worker]
+        bulk = sum(run.priority == Priority.BULK for run in held)
+        waiting = [
+            (run.priority, run.created_at, run.id)
+            for run in sim.rows(
+                "SELECT * FROM runs WHERE state = :s AND coalesce(retry_at <= now(), true)",
+                s=stage.waiting,
+            )
+            if run.priority < Priority.BULK or bulk < WORKERS[worker] - 1
+        ]
+        return min(waiting)[2] if waiting else None
+
+    @precondition(lambda self: self.claims)
+    @rule(index=ANY, states=PAGES)
+    def plan(self, index, states):
+        run = self.claim_of(index)
+        self.write(run, lambda: sim.plan(run, *states))
+
+    @precondition(lambda self: self.claims)
+    @rule(index=ANY)
+    def reuse(self, index):
+        run = self.claim_of(index)
+        self.write(run, lambda: pages.reuse(run))
+
+    @precondition(lambda self: self.claims)
+    @rule(index=ANY)
+    def hand_to_ocr(self, index):
+        run = self.claim_of(index)
+        self.write(run, lambda: runs.hand_to_ocr(run))
+
+    @precondition(lambda self: self.claims)
+    @rule(index=ANY, number=st.integers(1, 4))
+    def take_in_hand(self, index, number):
+        run = self.claim_of(index)
+        self.write(run, lambda: pages.take_in_hand(run, number))
+
+    @precondition(lambda self: self.claims)
+    @rule(index=ANY, number=st.integers(1, 4), state=READ, later=st.booleans())
+    def store(self, index, number, state, later):
+        run = self.claim_of(index)
+        more = {"retry_in": 0.001} if later else {}
+        self.write(run, lambda: sim.read(run, number, state, **more))
+
+    @precondition(lambda self: self.claims)
+    @rule(index=ANY)
+    def finish(self, index):
+        run = self.claim_of(index)
+        if not self.stands(run) or (pages.planned_numbers(run) and not pages.pending(run)):
+            self.write(run, lambda: runs.finish(run))
+
+    @precondition(lambda self: self.claims)
+    @rule(index=ANY)
+    def fail(self, index):
+        run = self.claim_of(index)
+        self.write(run, lambda: runs.fail(run, Internal()))
+
+    @precondition(lambda self: self.claims)
+    @rule(index=ANY)
+    def release(self, index):
+        run = self.claim_of(index)
+        stands, before = self.stands(run), sim.everything()
+        assert leases.release(run) == stands
+        assert stands or sim.everything() == before
+
+    @precondition(lambda self: self.claims)
+    @rule(index=ANY)
+    def crash(self, index):
+        run = self.claim_of(index)
+        row = sim.rows("SELECT * FROM runs WHERE id = :id", id=run.id)
+        if row and row[0].lease_worker:
+            assert leases.release_crashed(row[0].lease_worker, row[0].lease_task, self.lease)
+            assert sim.run_row(run.id).crashes == row[0].crashes + 1
+
+    @precondition(lambda self: self.claims)
+    @rule(index=ANY)
+    def expire(self, index):
+        run = self.claim_of(index)
+        held = self.stands(run)
+        if held:
+            sim.outlast(run.id)
+        leases.release_expired(self.lease)
+        assert not held or not self.stands(run)
+
+    @rule(worker=st.sampled_from(list(WORKERS)))
+    def stop_worker(self, worker):
+        leases.release_worker(worker)
+        assert not sim.rows("SELECT 1 FROM runs WHERE lease_worker = :w", w=worker)
+
+    @precondition(lambda self: self.documents)
+    @rule(index=ANY)
+    def cancel(self, index):
+        with begin() as connection:
+            runs.cancel(connection, self.document_of(index), Cancelled())
+
+    @precondition(lambda self: self.documents)
+    @rule(index=ANY)
+    def reprocess(self, index):
+        try:
+            sim.add_run(self.document_of(index))
+        except AlreadyActive:
+            assert sim.newest_run(self.document_of(index)).state not in TERMINAL
+        except NotFound:
+            raise AssertionError("an undeleted document was not found") from None
+
+    @precondition(lambda self: self.documents)
+    @rule(index=ANY, hidden_only=st.booleans())
+    def delete(self, index, hidden_only):
+        document_id = self.documents.pop(index % len(self.documents))
+        with begin() as connection:
+            assert documents.hide(connection, document_id)
+        if not hidden_only:
+            with begin() as connection:
+                documents.remove(connection, document_id)
+
+    @invariant()
+    def at_most_one_run_of_a_document_is_active(self):
+        active = (
+            "SELECT 1 FROM runs WHERE state <> ALL(:t) GROUP BY document_id HAVING count(*) > 1"
+        )
+        assert not sim.rows(active, t=list(TERMINAL))
+
+    @invariant()
+    def ended_runs_stay_and_epochs_only_grow(self):
+        for run in sim.rows("SELECT * FROM runs"):
+            old = self.seen_runs.get(run.id)
+            if old is not None:
+                assert run.epoch >= old.epoch
+                assert old.state not in TERMINAL or run == old
+            self.seen_runs[run.id] = run
+
+    @invariant()
+    def done_pages_never_change(self):
+        for page in sim.rows("SELECT * FROM pages"):
+            old = self.seen_pages.get((page.run_id, page.number))
+            assert (
+                old is None
+                or old.state == PageState.PENDING
+                or page == old._replace(hand_epoch=page.hand_epoch)
+            )
+            self.seen_pages[page.run_id, page.number] = page
+
+    @invariant()
+    def a_run_is_held_or_it_is_not(self):
+        for run in sim.rows("SELECT * FROM runs"):
+            held = run.state in HELD
+            claim = (run.lease_worker, run.lease_task, run.lease_expires_at, run.held_since)
+            assert all((column is not None) == held for column in claim)
+            assert (run.finished_at is not None) == (run.state in TERMINAL)
+            assert (run.error_code is not None) == (run.state in ("failed", "cancelled"))
+            assert run.state in TERMINAL or max(run.crashes, run.expiries) < COUNT_LIMIT
+
+    @invariant()
+    def bulk_never_holds_the_reserved_fork(self):
+        held = sim.rows("SELECT lease_worker, priority FROM runs WHERE lease_worker IS NOT NULL")
+        for worker, forks in WORKERS.items():
+            bulk = [run for run in held if run.lease_worker == worker and run.priority >= 1]
+            assert len(bulk) <= forks - 1
+
+    @invariant()
+    def the_current_run_is_the_right_one(self):
+        all_runs, all_pages = sim.rows("SELECT * FROM runs"), sim.rows("SELECT * FROM pages")
+        good = {}
+        for page in all_pages:
+            good[page.run_id] = good.get(page.run_id, 0) + (page.state in GOOD)
+        for document in sim.rows("SELECT * FROM documents"):
+            own = [run for run in all_runs if run.document_id == document.id]
+            processed = [run for run in own if run.state == RunState.PROCESSED]
+            failed = [run for run in own if run.state == RunState.FAILED]
+            best = None
+            if processed:
+                best = max(processed, key=lambda run: run.number).id
+            elif failed:
+                best = max(failed, key=lambda run: (good.get(run.id, 0), run.number)).id
+            assert document.current_run_id == best
+
+    def teardown(self):
+        """Workers that do their work bring every document to its one record."""
+        for worker in WORKERS:
+            leases.release_worker(worker)
+        sim.execute("UPDATE runs SET retry_at = NULL WHERE state <> ALL(:t)", t=list(TERMINAL))
+        sim.execute("UPDATE pages SET retry_at = NULL WHERE state = 'pending'")
+        for stage in Stage:
+            while run := sim.try_claim(stage, uuid.uuid4().hex):
+                self.work_off(stage, run)
+        for document_id in self.documents:
+            assert sim.newest_run(document_id).state in TERMINAL
+        self.at_most_one_run_of_a_document_is_active()
+        self.the_current_run_is_the_right_one()
+
+    def work_off(self, stage, run):
+        if not pages.planned_numbers(run):
+            sim.plan(run, PageState.NATIVE, PageState.PENDING)
+        waiting = pages.pending(run)
+        if waiting and stage is Stage.PREPARE:
+            runs.hand_to_ocr(run)
+            return
+        for page in waiting:
+            sim.read(run, page.number)
+        assert runs.finish(run) in (RunState.PROCESSED, RunState.FAILED)
+
+
+def test_any_order_of_steps_keeps_the_rules(settings):
+    run_state_machine_as_test(
+        Knowledgebase,
+        settings=bounded(
+            max_examples=25,
+            stateful_step_count=40,
+            deadline=None,
+            phases=[Phase.explicit, Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

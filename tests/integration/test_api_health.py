@@ -1,0 +1,202 @@
+"""What monitors see: alive, ready, degraded, metrics; and outages as callers see them."""
+
+import shutil
+
+import pytest
+from pydantic import SecretStr
+
+from rag_service import lifecycle
+from rag_service.knowledgebase import fleet, servers
+from rag_service.knowledgebase.engine import begin
+from rag_service.states import Stage
+
+NOBODY = "127.0.0.1:1"
+SERVER = "http://ocr.example:30000"
+
+
+def ready(api) -> tuple[int, dict]:
+    answer = api.client.get("/health/ready")
+    return answer.status_code, answer.json()
+
+
+def names(faults: list[dict]) -> list[str]:
+    assert all(fault["message"] for fault in faults)
+    return [fault["name"] for fault in faults]
+
+
+def execute(statement: str) -> None:
+    with begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+@pytest.fixture
+def busy_fleet(settings):
+    """Workers and maintenance as they report themselves."""
+    fleet.beat("p", Stage.PREPARE, 2)
+    fleet.beat("o", Stage.OCR, 8)
+    fleet.hold_maintenance("m", 30)
+
+
+def test_all_is_well(start_api, busy_fleet):
+    api = start_api(ocr={"base_url": SERVER})
+    servers.mark_answered(SERVER)
+    assert ready(api) == (200, {"status": "ready", "failed": [], "degraded": []})
+
+
+def test_each_missing_helper_is_named(api):
+    status, body = ready(api)
+    assert (status, body["status"], body["failed"]) == (200, "degraded", [])
+    assert names(body["degraded"]) == ["prepare_worker", "ocr_worker", "maintenance", "ocr_server"]
+
+
+@pytest.mark.parametrize("misconfigured", [False, True])
+def test_an_ocr_server_in_outage_is_named_with_its_reason(start_api, busy_fleet, misconfigured):
+    api = start_api(ocr={"base_url": SERVER})
+    servers.mark_out(SERVER, "401 from the server", misconfigured=misconfigured)
+    status, body = ready(api)
+    assert (status, names(body["degraded"])) == (200, ["ocr_server"])
+    word = "misconfigured" if misconfigured else "down"
+    assert body["degraded"][0]["message"] == f"{word}: 401 from the server"
+
+
+def test_without_a_broker_documents_are_accepted_all_the_same(environment, start_api, make_pdf):
+    environment(REDIS_URL=f"redis://{NOBODY}/0")
+    api = start_api(redis={"url": SecretStr(f"redis://{NOBODY}/0")})
+    document_id = api.add(make_pdf("a"))
+    assert api.get(document_id)["status"] == "queued"
+    status, body = ready(api)
+    assert status == 200
+    assert "broker" in names(body["degraded"])
+    assert "rag_service_broker_up 0.0" in api.client.get("/metrics").text
+
+
+def test_without_a_database_callers_are_told_to_come_again(environment, start_api, make_pdf):
+    environment(DATABASE_URL=f"postgresql://x@{NOBODY}/x?connect_timeout=1")
+    api = start_api()
+    for answer in (api.upload(make_pdf("a")), api.client.get("/documents")):
+        assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+        assert int(answer.headers["retry-after"]) > 0
+        assert NOBODY not in answer.text
+    status, body = ready(api)
+    assert (status, body["status"], names(body["failed"])) == (503, "unavailable", ["database"])
+    assert api.client.get("/health/live").is_success
+    metrics = api.client.get("/metrics")
+    assert metrics.is_success
+    assert "rag_service_database_up 0.0" in metrics.text
+    assert list((api.settings.data_dir / "incoming").iterdir()) == []
+
+
+def test_a_database_that_is_not_migrated_is_not_ready(api):
+    execute("ALTER TABLE documents RENAME TO elsewhere")
+    execute("UPDATE alembic_version SET version_num = 'old-' || version_num")
+    try:
+        status, body = ready(api)
+        answer = api.client.get("/documents")
+    finally:
+        execute("ALTER TABLE elsewhere RENAME TO documents")
+        execute("UPDATE alembic_version SET version_num = substr(version_num, 5)")
+    assert (status, names(body["failed"])) == (503, ["database"])
+    assert "rag-service migrate" in body["failed"][0]["message"]
+    assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+    assert "rag-service migrate" in answer.json()["detail"]
+
+
+def test_without_its_store_the_service_is_not_ready(api, make_pdf):
+    folder = api.settings.data_dir / "documents"
+    document_id = api.add(make_pdf("a"))
+    shutil.rmtree(folder)
+    folder.write_text("a file where the folder was")
+    status, body = ready(api)
+    assert (status, names(body["failed"])) == (503, ["storage"])
+    for answer in (
+        api.upload(make_pdf("b")),
+        api.client.get(f"/documents/{document_id}/pages/1/image"),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+    assert len(api.client.get("/documents").json()["documents"]) == 1
+
+
+def test_an_error_that_nobody_foresaw_is_answered_without_its_details(api, monkeypatch):
+    def fail(_: str) -> bool:
+        raise RuntimeError("details for the log")
+
+    monkeypatch.setattr(lifecycle, "cancel", fail)
+    answer = api.client.post(f"/documents/{'0' * 32}/cancel")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "details" not in answer.text.replace("the log has the details", "")
+
+
+class TestMetrics:
+    def test_count_what_is_stored(self, api, make_pdf, work_off, busy_fleet):
+        api.add(make_pdf("a", "b"))
+        work_off("a", "b")
+        api.add(make_pdf("c"))
+        answer = api.client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        lines = answer.text.splitlines()
+        for line in (
+            'rag_service_documents{status="processed"} 1.0',
+            'rag_service_documents{status="queued"} 1.0',
+            'rag_service_runs{state="queued"} 1.0',
+            "rag_service_pages 2.0",
+            'rag_service_doorbells{stage="prepare"} 2.0',
+            'rag_service_workers{stage="ocr"} 1.0',
+            'rag_service_forks{stage="ocr"} 8.0',
+            'rag_service_forks_busy{stage="ocr"} 0.0',
+            "rag_service_database_up 1.0",
+            "rag_service_broker_up 1.0",
+        ):
+            assert line in lines
+        [age] = [x for x in lines if x.startswith('rag_service_oldest_waiting_seconds{stage="prep')]
+        assert float(age.split()[1]) > 0
+
+    def test_count_requests_by_route_and_not_by_id(self, api, make_pdf):
+        document_id = api.add(make_pdf("a"))
+        api.get(document_id)
+        api.client.get("/made/up")
+        api.client.request("BREW", "/documents")
+        text = api.client.get("/metrics").text
+        name = "rag_service_http_requests_total"
+        assert f'{name}{{method="POST",route="/documents",status="202"}} 1.0' in text
+        assert f'{name}{{method="GET",route="/documents/{{document_id}}",status="200"}} 1.0' in text
+        assert f'{name}{{method="GET",route="other",status="404"}} 1.0' in text
+        assert document_id not in text
+        assert "/made/up" not in text
+        assert "BREW" not in text
+
+
+class TestReference:
+    def test_lists_every_operation_and_loads_nothing(self, api):
+        page = api.client.get("/docs")
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        for path, operations in api.client.get("/openapi.json").json()["paths"].items():
+            assert f"<code>{path}</code>" in page.text
+            for method in operations:
+                assert f"<b>{method.upper()}</b>" in page.text
+        for word in ("<script", "src=", "<link", "@import", "https://"):
+            assert word not in page.text
+
+    def test_every_operation_is_described_with_its_errors(self, api):
+        paths = api.client.get("/openapi.json").json()["paths"]
+        assert len(paths) == 13
+        for operations in paths.values():
+            for operation in operations.values():
+                assert operation["summary"]
+                assert operation["description"]
+        answers = paths["/documents"]["post"]["responses"]
+        codes = {
+            code
+            for answer in answers.values()
+            for code in answer["content"].get("application/problem+json", {}).get("examples", {})
+        }
+        assert codes == {
+            "unsupported_type",
+            "empty_file",
+            "invalid_options",
+            "wrong_password",
+            "too_large",
+            "options_differ",
+            "backlog_full",
+            "unauthorized",
+            "storage_unavailable",
+        }

@@ -1,0 +1,187 @@
+"""Redoing over HTTP: one document, many, with a password, and saying first what would be done."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rag_service.errors import CorruptPdf, EncryptedPdf, PageTimeout, WorkerCrashed
+from rag_service.storage import DocumentStore, source_key, working_key
+
+
+def code_of(answer) -> tuple[int, str]:
+    return answer.status_code, answer.json()["code"]
+
+
+@pytest.fixture
+def failed(api, make_pdf, work_off):
+    """A document of two pages, one of which failed."""
+    document_id = api.add(make_pdf("one", "two"))
+    work_off("one", PageTimeout())
+    return document_id
+
+
+class TestOne:
+    def test_redoes_only_what_failed(self, api, failed, work_off):
+        answer = api.client.post(f"/documents/{failed}/reprocess")
+        assert answer.status_code == 202
+        redo = answer.json()
+        assert (redo["action"], redo["pages_reused"], redo["pages_redone"]) == ("queued", 1, 1)
+        assert api.get(failed)["latest_run"]["id"] == redo["run_id"]
+        work_off("one", "two")
+        assert api.get(failed)["status"] == "processed"
+
+    def test_is_refused_while_it_is_at_work(self, api, make_pdf):
+        document_id = api.add(make_pdf("a"))
+        answer = api.client.post(f"/documents/{document_id}/reprocess")
+        assert code_of(answer) == (409, "already_active")
+
+    def test_many_at_the_same_time_make_one_run(self, api, failed):
+        url = f"/documents/{failed}/reprocess"
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: api.client.post(url), range(8)))
+        assert sorted(a.status_code for a in answers) == [202] + [409] * 7
+
+    def test_says_when_there_is_nothing_to_redo(self, api, make_pdf, work_off):
+        document_id = api.add(make_pdf("a"))
+        work_off("a")
+        answer = api.client.post(f"/documents/{document_id}/reprocess", json={})
+        assert (answer.status_code, answer.json()["action"]) == (200, "nothing_to_redo")
+        answer = api.client.post(f"/documents/{document_id}/reprocess", json={"all_pages": True})
+        assert (answer.status_code, answer.json()["action"]) == (202, "queued")
+
+    @pytest.mark.parametrize(
+        "way",
+        [
+            {"json": {"ocr": "off", "priority": "interactive"}},
+            {"data": {"ocr": "off", "priority": "interactive"}},
+            {"files": {"ocr": (None, "off"), "priority": (None, "interactive")}},
+        ],
+    )
+    def test_takes_json_and_both_kinds_of_form(self, api, failed, work_off, way):
+        answer = api.client.post(f"/documents/{failed}/reprocess", **way)
+        assert answer.status_code == 202
+        work_off("one", "two")
+        assert api.get(failed)["ocr"] == "off"
+
+    @pytest.mark.parametrize(
+        "way",
+        [
+            {"json": {"ocr": "maybe"}},
+            {"json": {"parser": "nobody"}},
+            {"json": {"parser": "a\x00b"}},
+            {"json": {"priority": "urgent"}},
+            {"json": {"alle_pages": True}},
+            {"json": ["ocr"]},
+            {"content": b"{", "headers": {"content-type": "application/json"}},
+            {"content": b"\xff\xfe\x00"},
+            {"data": {"ocr": "maybe"}},
+            {"files": {"file": ("a.pdf", b"%PDF")}},
+            {"files": {"ocr": (None, "maybe")}},
+        ],
+    )
+    def test_bad_options(self, api, failed, way):
+        answer = api.client.post(f"/documents/{failed}/reprocess", **way)
+        assert code_of(answer) == (422, "invalid_options")
+        assert api.get(failed)["latest_run"]["status"] == "failed"
+
+    def test_a_huge_body_is_refused(self, api, failed):
+        answer = api.client.post(f"/documents/{failed}/reprocess", content=b" " * 10**6)
+        assert code_of(answer) == (413, "too_large")
+
+
+class TestPassword:
+    @pytest.fixture
+    def encrypted(self, api, make_pdf, work_off):
+        document_id = api.add(make_pdf("secret", password="right"))
+        work_off(error=EncryptedPdf())
+        return document_id
+
+    def test_opens_the_stored_document(self, api, encrypted, settings):
+        body = {"password": "right"}
+        answer = api.client.post(f"/documents/{encrypted}/reprocess", json=body)
+        assert answer.status_code == 202
+        assert api.client.get(f"/documents/{encrypted}/pages/1/image").is_success
+        store = DocumentStore(settings)
+        assert store.exists(working_key(encrypted))
+        assert not store.exists(source_key(api.get(encrypted)["sha256"]))
+
+    def test_the_bytes_stay_for_another_document(self, api, encrypted, make_pdf, settings):
+        with DocumentStore(settings).open_local(source_key(api.get(encrypted)["sha256"])) as path:
+            other = api.add(path.read_bytes(), collection="other")
+        api.client.post(f"/documents/{encrypted}/reprocess", data={"password": "right"})
+        assert DocumentStore(settings).exists(source_key(api.get(other)["sha256"]))
+        answer = api.client.get(f"/documents/{other}/pages/1/image")
+        assert code_of(answer) == (422, "encrypted_pdf")
+
+    def test_a_wrong_one_changes_nothing(self, api, encrypted):
+        body = {"password": "wrong-password-here"}
+        answer = api.client.post(f"/documents/{encrypted}/reprocess", json=body)
+        assert code_of(answer) == (422, "wrong_password")
+        assert api.get(encrypted)["latest_run"]["error"]["code"] == "encrypted_pdf"
+
+    def test_is_not_repeated_in_an_answer(self, api, encrypted):
+        body = {"password": ["wrong-password-here"], "ocr": "wrong-password-here"}
+        answer = api.client.post(f"/documents/{encrypted}/reprocess", json=body)
+        assert code_of(answer) == (422, "invalid_options")
+        assert "wrong-password-here" not in answer.text
+
+    def test_while_it_is_at_work(self, api, make_pdf):
+        document_id = api.add(make_pdf("secret", password="right"))
+        body = {"password": "right"}
+        answer = api.client.post(f"/documents/{document_id}/reprocess", json=body)
+        assert code_of(answer) == (409, "already_active")
+
+
+class TestMany:
+    def test_by_error_code(self, api, make_pdf, work_off):
+        damaged = api.add(make_pdf("a"))
+        work_off(error=CorruptPdf())
+        api.add(make_pdf("b"))
+        work_off(error=EncryptedPdf())
+        answer = api.client.post("/reprocess", json={"error": "corrupt_pdf"})
+        assert answer.status_code == 200
+        assert answer.json()["counts"] == {"queued": 1}
+        assert [redo["id"] for redo in answer.json()["documents"]] == [damaged]
+
+    def test_a_dry_run_does_nothing(self, api, failed):
+        answer = api.client.post("/reprocess", json={"failed": True, "dry_run": True}).json()
+        assert answer["counts"] == {"would_queue": 1}
+        assert answer["dry_run"] is True
+        assert answer["documents"][0]["pages_redone"] == 1
+        assert api.get(failed)["latest_run"]["status"] == "failed"
+
+    def test_those_at_work_are_counted_and_left_alone(self, api, failed, make_pdf):
+        waiting = api.add(make_pdf("b"))
+        answer = api.client.post("/reprocess", json={"ids": [failed, waiting]}).json()
+        assert answer["counts"] == {"queued": 1, "skipped_active": 1}
+
+    def test_a_document_that_kills_workers_is_redone_by_id_only(self, api, make_pdf, work_off):
+        document_id = api.add(make_pdf("a"))
+        work_off(error=WorkerCrashed())
+        for selectors in ({"failed": True}, {"error": "worker_crashed"}):
+            assert api.client.post("/reprocess", json=selectors).json()["documents"] == []
+        answer = api.client.post("/reprocess", json={"ids": [document_id]}).json()
+        assert answer["counts"] == {"queued": 1}
+
+    @pytest.mark.parametrize(
+        ("body", "expected"),
+        [
+            ({}, (422, "invalid_options")),
+            ({"dry_run": True}, (422, "invalid_options")),
+            ({"failed": True, "parser": "nobody"}, (422, "invalid_options")),
+            ({"fialed": True}, (422, "invalid_options")),
+            ({"error": "a\x00"}, (422, "invalid_options")),
+            ({"ids": ["'; DROP TABLE documents; --"]}, (404, "not_found")),
+            ({"ids": ["\x00"]}, (404, "not_found")),
+            ({"ids": ["0" * 32]}, (404, "not_found")),
+        ],
+    )
+    def test_refused(self, api, failed, body, expected):
+        assert code_of(api.client.post("/reprocess", json=body)) == expected
+        assert api.get(failed)["latest_run"]["status"] == "failed"
+
+    def test_unreadable_json(self, api):
+        headers = {"content-type": "application/json"}
+        for body in (b"{bad", b"\xff", b'{"error": "\\ud800"}', b"[" * 100_000):
+            answer = api.client.post("/reprocess", content=body, headers=headers)
+            assert code_of(answer) == (422, "invalid_options")

@@ -1,0 +1,153 @@
+"""The command line itself: its help, its errors, what it loads."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from typer.main import get_command
+
+from rag_service import errors
+from rag_service.cli.main import app, exit_status
+from rag_service.client import error_classes
+from rag_service.settings import options
+
+COMMANDS = {
+    "run", "up", "ingest", "status", "show", "cancel", "delete", "reprocess", "worker", "serve",
+    "flower", "cpu-ocr-server", "migrate", "settings",
+}  # fmt: skip
+HEAVY = {
+    "pydantic",
+    "sqlalchemy",
+    "celery",
+    "httpx",
+    "rich",
+    "fastapi",
+    "uvicorn",
+    "numpy",
+    "pymupdf",
+}
+
+
+def all_errors(kind: type[errors.RagServiceError]) -> Iterator[type[errors.RagServiceError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from all_errors(below)
+
+
+def test_the_commands_are_those_of_the_contract() -> None:
+    assert set(get_command(app).commands) == COMMANDS
+
+
+def test_every_command_has_a_line_of_help_and_every_parameter_too() -> None:
+    for name, command in get_command(app).commands.items():
+        summary = command.get_short_help_str(limit=200)
+        assert summary, name
+        assert "\n" not in summary, name
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"{name}: {parameter.name}"
+
+
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
+    code = "import sys, rag_service.cli.main; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert HEAVY.isdisjoint(loaded.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.ConfigurationError(), 2),
+        (errors.InvalidOptions(), 2),
+        (errors.Unauthorized(), 2),
+        (errors.ServiceUnreachable(), 3),
+        (errors.StorageUnavailable(), 3),
+        (errors.NotFound(), 1),
+        (errors.CorruptPdf(), 1),
+        (ValueError(), 1),
+    ],
+)
+def test_exit_status(error: Exception, status: int) -> None:
+    assert exit_status(error) == status
+
+
+def test_every_code_finds_a_class_with_that_code() -> None:
+    found = error_classes()
+    for kind in all_errors(errors.RagServiceError):
+        assert found[kind.code].code == kind.code
+    assert found["internal"] is errors.Internal
+    assert found["ocr_unavailable"] is errors.OcrUnavailable
+
+
+def test_the_settings_table_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app(["settings"])
+    head, rule, *rows = capsys.readouterr().out.splitlines()
+    assert head.count("|") == rule.count("|") == 5
+    assert len(rows) == len(options())
+    for row, option in zip(rows, options(), strict=True):
+        assert row.startswith(f"| `{option.key}` | `{option.env}` | ")
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rag_service.cli.main", *arguments],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, env=os.environ | env,
+    )  # fmt: skip
+
+
+def test_a_bad_setting_is_one_sentence_and_status_2() -> None:
+    done = run("status", OCR_MAX_TOKENS="many")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "ocr.max_tokens" in done.stderr
+    assert "OCR_MAX_TOKENS" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_service_that_is_away_is_status_3_with_the_way_out() -> None:
+    done = run("status", RAG_SERVICE_URL="http://127.0.0.1:9")
+    assert done.returncode == 3
+    assert "rag-service up" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback() -> None:
+    assert "Traceback" in run("--debug", "status", RAG_SERVICE_URL="http://127.0.0.1:9").stderr
+
+
+def test_a_misnamed_variable_is_warned_about_with_the_right_name() -> None:
+    done = run("status", OCR_MAX_TOKEN="5", RAG_SERVICE_URL="http://127.0.0.1:9")
+    assert "OCR_MAX_TOKEN is not a setting" in done.stderr
+    assert "Did you mean OCR_MAX_TOKENS?" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("run",), ("ingest", "no-such-file"), ("worker", "painter")])
+def test_wrong_usage_is_status_2(command: tuple[str, ...]) -> None:
+    assert run(*command).returncode == 2
+
+
+def test_delete_asks_before_it_acts() -> None:
+    done = run("delete", "0" * 32, RAG_SERVICE_URL="http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert "--yes" in done.stderr
+
+
+def test_flower_beyond_loopback_needs_credentials() -> None:
+    done = run("flower", RAG_SERVICE_FLOWER_HOST="0.0.0.0")
+    assert done.returncode == 2
+    assert "RAG_SERVICE_FLOWER_BASIC_AUTH" in done.stderr
+
+
+def test_output_that_nobody_reads_is_no_error() -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "rag_service.cli.main", "settings"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdout is not None
+    program.stdout.close()
+    _, complaint = program.communicate()
+    assert complaint == ""

@@ -1,0 +1,67 @@
+"""How a document's state is put into words."""
+
+import pytest
+
+from rag_service.cli import words
+from rag_service.knowledgebase.views import (
+    ErrorView,
+    PageCounts,
+    RunView,
+    WarningView,
+)
+from rag_service.states import RunState, WaitingFor
+from tests.views import view
+
+
+def test_a_newest_run_that_differs_is_named() -> None:
+    run = RunView(id="r", status=RunState.FAILED, error=None, pages=PageCounts())
+    assert words.state(view(latest_run=run)) == "processed (newest run: failed)"
+
+
+def test_an_incomplete_document_says_so() -> None:
+    assert words.state(view(RunState.FAILED, incomplete=True)) == "failed (incomplete)"
+
+
+@pytest.mark.parametrize("reason", list(WaitingFor))
+def test_every_reason_to_wait_has_words_and_its_place(reason: WaitingFor) -> None:
+    said = words.waiting(view(RunState.QUEUED, waiting_for=reason, queue_position=7))
+    assert said.endswith(", place 7")
+    assert len(said) > len(", place 7")
+
+
+def test_progress_counts_pages_and_the_time_left() -> None:
+    said = words.progress(view(RunState.OCR, eta_seconds=65))
+    assert said == "ocr, page 3 of 4, 1 min 05 s left"
+
+
+def test_progress_of_a_failed_run_gives_its_error() -> None:
+    error = ErrorView(code="empty_pdf", message="No pages.", retryable=False)
+    run = RunView(id="r", status=RunState.FAILED, error=error, pages=PageCounts())
+    assert words.progress(view(RunState.FAILED, latest_run=run)) == "failed, empty_pdf: No pages."
+
+
+def test_a_document_that_is_redone_has_not_ended() -> None:
+    run = RunView(id="r", status=RunState.OCR, error=None, pages=PageCounts())
+    again = view(latest_run=run)
+    assert not words.ended(again)
+    assert not words.succeeded(again)
+
+
+def test_warnings_are_counted_by_code() -> None:
+    codes = ["page_truncated", "repaired_pdf", "page_truncated"]
+    warnings = [WarningView(code=code, message="") for code in codes]
+    assert words.warning_counts(warnings) == "page_truncated x2, repaired_pdf"
+
+
+def test_documents_are_counted_by_status() -> None:
+    views = [view(), view(), view(RunState.FAILED)]
+    assert words.status_counts(views) == "3 documents: 2 processed, 1 failed"
+    assert words.status_counts([]) == "0 documents"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(None, ""), (4.24, "4.2 s"), (60, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
+)
+def test_durations(seconds: float | None, said: str) -> None:
+    assert words.duration(seconds) == said

@@ -1,0 +1,462 @@
+"""The parser `glmocr` against the fake OCR server: what each page becomes, and what it costs."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from rag_service.errors import Draining, LeaseLost, OcrMisconfigured, OcrOutage, PageTimeout
+from rag_service.parsers.base import PageTask, ParseJob
+from rag_service.parsers.glmocr import GlmOcr, has_writing
+from rag_service.parsers.registry import make_parser
+from rag_service.pdf.types import PdfWarning, RenderedPage
+from rag_service.settings import get_settings
+from rag_service.states import GOOD, PageState
+from tests.fakes import ocr_server as fake
+from tests.fakes.scans import HEIGHT, WIDTH, Mark, new_number, picture
+
+BUDGET = len(get_settings().retry.waits) + 1
+
+
+@pytest.fixture(scope="module")
+def running():
+    with fake.FakeOcrServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running):
+    running.reset()
+    yield running
+    assert running.doubled == []
+
+
+class Source:
+    """Draws the pages of one scan."""
+
+    def __init__(self, document):
+        self.document = document
+        self.rendered = []
+        self.errors = {}
+        self.warnings = ()
+
+    async def render(self, number, dpi):
+        self.rendered.append((number, dpi))
+        if number in self.errors:
+            raise self.errors[number]
+        jpeg = picture(Mark(self.document, number), dpi)
+        size = (WIDTH * dpi // 72, HEIGHT * dpi // 72)
+        return RenderedPage(number, jpeg, *size, dpi, True, self.warnings)
+
+
+class Sink:
+    """Keeps pages in memory; `stop` is raised when that many pages are in hand."""
+
+    def __init__(self):
+        self.hands = []
+        self.stored = {}
+        self.stop_at = None
+        self.stop = None
+        self.lost = False
+
+    async def in_hand(self, number):
+        if self.stop_at is not None and len(self.hands) >= self.stop_at:
+            raise self.stop
+        self.hands.append(number)
+
+    async def still_ours(self):
+        if self.lost:
+            raise LeaseLost
+
+    async def store(self, result):
+        assert result.number not in self.stored
+        self.stored[result.number] = result
+
+    def state(self, number=1):
+        return self.stored[number].state
+
+
+class Watch:
+    """One worker's view of the server, with a clock of its own."""
+
+    def __init__(self, *, up=True):
+        self.up = up
+        self.last = None
+
+    async def is_up(self):
+        return self.up
+
+    async def last_answer(self):
+        return self.last
+
+    async def answered(self):
+        self.up = True
+        self.last = (self.last or datetime(1999, 1, 1, tzinfo=UTC)) + timedelta(seconds=1)
+
+
+class Reader:
+    """A parser with everything around it in memory; waits are counted, not slept."""
+
+    def __init__(self, server):
+        self.server = server
+        self.document = new_number()
+        self.source, self.sink, self.watch = Source(self.document), Sink(), Watch()
+        self.waits = []
+        self.in_flight = 3
+        self.changes = {}
+
+    def mark(self, page=1):
+        return Mark(self.document, page)
+
+    async def sleep(self, seconds):
+        self.waits.append(seconds)
+
+    def read(self, pages=1, tries=0):
+        """Parse that many pages; the stored results by number."""
+        base = get_settings()
+        changes = {"base_url": self.server.url, "pages_in_flight": self.in_flight, **self.changes}
+        chosen = base.model_copy(update={"ocr": base.ocr.model_copy(update=changes)})
+        tasks = [PageTask(number, tries) for number in range(1, pages + 1)]
+        job = ParseJob("a-run", chosen.ocr.model, 72, tasks)
+        parser = GlmOcr(chosen, sleep=self.sleep)
+        asyncio.run(parser.parse(job, self.source, self.sink, self.watch))
+        return self.sink.stored
+
+    def requests(self, page=1):
+        return self.server.of(self.mark(page))
+
+
+@pytest.fixture
+def reader(server):
+    return Reader(server)
+
+
+def test_pages_are_read_in_order_and_some_at_once(reader):
+    reader.server.default = fake.Reply(delay=0.1)
+    stored = reader.read(9)
+    assert [stored[n].markdown for n in range(1, 10)] == [reader.mark(n).text for n in range(1, 10)]
+    assert {result.state for result in stored.values()} == {PageState.OCR}
+    assert reader.sink.hands == sorted(reader.sink.hands)
+    assert reader.server.peak == 3
+
+
+def test_a_result_says_where_it_comes_from(reader):
+    reader.server.models = [{"id": fake.MODEL, "owned_by": "sglang"}]
+    reader.source.warnings = (PdfWarning("resolution_capped", "72 DPI", 1),)
+    result = reader.read()[1]
+    assert (result.engine, result.model, result.dpi) == ("sglang", fake.MODEL, 72)
+    assert (result.finish_reason, result.prompt_tokens) == ("stop", 100)
+    assert [warning.code for warning in result.warnings] == ["resolution_capped"]
+
+
+def test_a_job_without_pages_asks_nothing(reader):
+    assert reader.read(0) == {}
+    assert reader.server.probes == 0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [*map(fake.gateway, (502, 503, 504)), fake.busy(), fake.CUT, fake.DROPPED, fake.BAD_GZIP],
+)
+def test_what_passes_is_asked_again_on_the_schedule(reader, reply):
+    reader.server.script(reader.mark(), reply, reply)
+    assert reader.read()[1].state is PageState.OCR
+    assert len(reader.requests()) == 3
+    assert 9 <= reader.waits[0] <= 11
+    assert 18 <= reader.waits[1] <= 22
+
+
+def test_retry_after_is_obeyed_within_the_same_budget(reader):
+    reader.server.default = fake.busy("7")
+    with pytest.raises(OcrOutage, match="429"):
+        reader.read()
+    assert len(reader.requests()) == BUDGET
+    assert all(7 <= wait <= 7.7 for wait in reader.waits)
+
+
+@pytest.mark.parametrize("reply", [fake.gateway(503), fake.DROPPED])
+def test_a_schedule_spent_while_nothing_succeeds_is_an_outage(reader, reply):
+    reader.server.default = reply
+    with pytest.raises(OcrOutage):
+        reader.read()
+    assert len(reader.requests()) == BUDGET
+    assert reader.sink.stored == {}
+
+
+def test_a_schedule_spent_while_others_succeed_gives_one_later_try(reader):
+    reader.server.always(reader.mark(1), fake.gateway(503))
+    stored = reader.read(4)
+    assert stored[1].state is PageState.PENDING
+    assert stored[1].retry_in == get_settings().retry.later_wait
+    assert [stored[n].state for n in (2, 3, 4)] == [PageState.OCR] * 3
+    assert len(reader.requests(1)) == BUDGET
+
+
+def test_a_success_before_the_schedule_began_says_nothing_about_now(reader):
+    reader.in_flight = 1
+    reader.server.always(reader.mark(2), fake.gateway(503))
+    with pytest.raises(OcrOutage):
+        reader.read(2)
+    assert reader.sink.state(1) is PageState.OCR
+
+
+@pytest.mark.parametrize("pages", [1, 4])
+def test_the_later_try_is_the_last(reader, pages):
+    """Also where nothing else is there to be read meanwhile: the server says that it is well."""
+    reader.server.always(reader.mark(1), fake.gateway(503))
+    stored = reader.read(pages, tries=1)
+    assert stored[1].state is PageState.FAILED
+    assert stored[1].error.code == "ocr_rejected"
+    assert "503" in stored[1].error.message
+    assert len(reader.requests(1)) == BUDGET
+
+
+def test_a_later_try_that_meets_an_outage_is_not_charged(reader):
+    reader.server.default = reader.server.health = fake.gateway(503)
+    with pytest.raises(OcrOutage):
+        reader.read(tries=1)
+    assert reader.sink.stored == {}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        fake.refusal(500, "CUDA error"), fake.HTML_200, fake.TRUNCATED_JSON, fake.NO_CHOICES,
+        fake.NULL_CONTENT, fake.Reply(text="half", finish_reason="abort"),
+    ],
+)  # fmt: skip
+def test_a_failing_server_gets_one_later_try_and_no_schedule(reader, reply):
+    reader.server.default = reply
+    assert reader.read()[1].retry_in is not None
+    assert len(reader.requests()) == 1
+    again = Reader(reader.server)
+    result = again.read(tries=1)[1]
+    assert (result.state, result.error.code) == (PageState.FAILED, "ocr_rejected")
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_refused_page_fails_at_once(reader, status):
+    reader.server.default = fake.refusal(status)
+    result = reader.read()[1]
+    assert (result.state, result.error.code) == (PageState.FAILED, "ocr_rejected")
+    assert "of no use" in result.error.message
+    assert len(reader.requests()) == 1
+
+
+@pytest.mark.parametrize("reply", [fake.ENCODER_CACHE, fake.TOO_LARGE])
+def test_a_page_refused_for_its_size_is_sent_once_more_at_two_thirds(reader, reply):
+    reader.server.script(reader.mark(), reply)
+    result = reader.read()[1]
+    assert (result.state, result.dpi) == (PageState.OCR, 48)
+    first, second = reader.requests()
+    assert second.width == pytest.approx(first.width * 2 / 3, abs=1)
+    assert second.height == pytest.approx(first.height * 2 / 3, abs=1)
+
+
+def test_a_page_too_large_at_two_thirds_as_well_fails(reader):
+    reader.server.default = fake.ENCODER_CACHE
+    result = reader.read()[1]
+    assert (result.state, result.error.code) == (PageState.FAILED, "ocr_rejected")
+    assert "encoder cache" in result.error.message
+    assert len(reader.requests()) == 2
+
+
+def test_a_failure_at_two_thirds_counts_like_any_other(reader):
+    reader.server.script(reader.mark(), fake.ENCODER_CACHE, fake.refusal(500))
+    assert reader.read()[1].retry_in is not None
+
+
+def test_a_cut_page_gets_one_retry_with_more_room(reader):
+    reader.server.script(reader.mark(), fake.Reply(text="half", finish_reason="length"))
+    result = reader.read()[1]
+    assert (result.state, result.markdown) == (PageState.OCR, reader.mark().text)
+    first, second = reader.requests()
+    assert second.max_tokens == pytest.approx(first.max_tokens * 4, rel=0.01)
+
+
+def test_a_page_cut_twice_keeps_its_text_and_says_so(reader):
+    reader.server.default = fake.LOOP
+    result = reader.read()[1]
+    assert result.state is PageState.TRUNCATED
+    assert result.markdown.startswith("The same line again.")
+    assert [warning.code for warning in result.warnings] == ["page_truncated"]
+    assert len(reader.requests()) == 2
+
+
+@pytest.mark.parametrize("second", [fake.refusal(500), fake.refusal(400), fake.ENCODER_CACHE])
+def test_a_cut_page_whose_retry_fails_keeps_the_first_text(reader, second):
+    reader.server.script(reader.mark(), fake.Reply(text="half", finish_reason="length"), second)
+    result = reader.read()[1]
+    assert (result.state, result.markdown) == (PageState.TRUNCATED, "half")
+
+
+@pytest.mark.parametrize("nothing", ["", " \n\t ", "\x00\x00"])
+def test_two_readings_without_text_are_a_page_without_text(reader, nothing):
+    reader.server.default = fake.Reply(text=nothing)
+    result = reader.read()[1]
+    assert result.state is PageState.NO_TEXT
+    assert [warning.code for warning in result.warnings] == ["page_without_text"]
+    assert len(reader.requests()) == 2
+
+
+def test_an_empty_answer_is_not_believed_at_once(reader):
+    reader.server.script(reader.mark(), fake.EMPTY)
+    assert reader.read()[1].state is PageState.OCR
+
+
+@pytest.mark.parametrize("reasons", [("length", "stop"), ("stop", "length"), ("length", "length")])
+def test_nothing_but_a_cut_answer_is_a_failed_page(reader, reasons):
+    replies = [fake.Reply(text="", finish_reason=reason) for reason in reasons]
+    reader.server.script(reader.mark(), *replies)
+    result = reader.read()[1]
+    assert (result.state, result.error.code) == (PageState.FAILED, "ocr_empty")
+
+
+def test_an_empty_answer_and_a_failure_get_a_later_try(reader):
+    reader.server.script(reader.mark(), fake.EMPTY, fake.refusal(500))
+    assert reader.read()[1].retry_in is not None
+
+
+def test_the_room_stays_within_the_ceiling_and_the_context(reader):
+    reader.changes = {"max_tokens": 600}
+    reader.read()
+    assert reader.requests()[0].max_tokens == 600
+    narrow = Reader(reader.server)
+    reader.server.models = [{"id": fake.MODEL, "max_model_len": 1500}]
+    narrow.read()
+    vision = WIDTH * HEIGHT // 784
+    assert narrow.requests()[0].max_tokens <= 1500 - vision - 64
+
+
+def test_a_page_that_cannot_be_rendered_fails_alone(reader):
+    reader.source.errors = {2: PageTimeout(page=2)}
+    stored = reader.read(3)
+    assert stored[2].error.code == "page_timeout"
+    assert (stored[1].state, stored[3].state) == (PageState.OCR, PageState.OCR)
+    assert reader.requests(2) == []
+
+
+def test_a_server_that_is_away_is_an_outage_after_one_probe(reader):
+    reader.server.refuse()
+    with pytest.raises(OcrOutage):
+        reader.read(5)
+    assert reader.waits == []
+
+
+def test_a_refused_connection_to_a_living_server_is_asked_again(reader):
+    """It refused while it restarted: up again by the time of the probe."""
+    reader.server.refuse()
+    listened = asyncio.Event()
+
+    async def listen_first():
+        if not listened.is_set():
+            reader.server.listen()
+            listened.set()
+
+    reader.sink.still_ours = listen_first
+    assert reader.read()[1].state is PageState.OCR
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_misconfigured_server_is_an_outage_of_its_own_kind(reader, status):
+    reader.server.default = fake.refusal(status)
+    with pytest.raises(OcrMisconfigured):
+        reader.read(3)
+    assert reader.sink.stored == {}
+
+
+def test_a_wrong_key_is_no_fault_of_the_page(reader):
+    reader.server.key = "right"
+    reader.changes = {"api_key": SecretStr("wrong")}
+    with pytest.raises(OcrMisconfigured):
+        reader.read()
+
+
+def test_after_an_outage_one_page_goes_first_and_alone(reader):
+    reader.watch.up = False
+    reader.server.default = fake.Reply(delay=0.2)
+    assert len(reader.read(6)) == 6
+    first, *others = reader.server.requests
+    assert first.mark == reader.mark(1)
+    assert all(other.started >= first.ended for other in others)
+    assert reader.server.peak > 1
+
+
+def test_pages_stay_alone_until_one_is_answered(reader):
+    reader.watch.up = False
+    reader.server.default = fake.refusal(500)
+    reader.read(4)
+    assert reader.server.peak == 1
+
+
+def test_a_draining_worker_stores_the_pages_in_flight_and_begins_no_other(reader):
+    reader.server.default = fake.Reply(delay=0.1)
+    reader.sink.stop_at, reader.sink.stop = 3, Draining()
+    with pytest.raises(Draining):
+        reader.read(9)
+    assert sorted(reader.sink.stored) == [1, 2, 3]
+
+
+def test_a_lost_lease_closes_every_request(reader):
+    gate = fake.Gate()
+    reader.server.default = fake.Reply(gate=gate)
+    reader.server.always(reader.mark(3), fake.OK)
+    reader.sink.stop_at, reader.sink.stop = 3, LeaseLost()
+    with pytest.raises(LeaseLost):
+        reader.read(9)
+    reader.server.default = fake.OK
+    while reader.server.alive():
+        pass
+    assert {r.outcome for n in (1, 2) for r in reader.requests(n)} == {"disconnected"}
+
+
+def test_no_request_goes_out_for_a_run_that_is_not_ours(reader):
+    reader.sink.lost = True
+    with pytest.raises(LeaseLost):
+        reader.read(2)
+    assert reader.server.requests == []
+
+
+def test_the_registry_makes_this_parser(server):
+    parser = make_parser("glmocr", get_settings())
+    assert (parser.name, bool(parser.version)) == ("glmocr", True)
+
+
+ANY_REPLY = st.sampled_from(
+    [
+        fake.OK, fake.EMPTY, fake.LOOP, fake.CUT, fake.DROPPED, fake.HTML_200, fake.NULL_CONTENT,
+        fake.ENCODER_CACHE, fake.TOO_LARGE, fake.BROKEN_CHARACTERS, fake.busy("1"),
+        fake.gateway(502), fake.gateway(503), fake.refusal(400), fake.refusal(500),
+        fake.Reply(text="", finish_reason="length"), fake.Reply(text="x", finish_reason="abort"),
+    ]
+)  # fmt: skip
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(script=st.lists(ANY_REPLY, max_size=14), tries=st.integers(0, 1))
+def test_whatever_the_server_does_each_page_ends_once_and_never_well_without_text(
+    server, script, tries
+):
+    reader = Reader(server)
+    server.script(reader.mark(1), *script)
+    try:
+        stored = reader.read(2, tries)
+    except OcrOutage:
+        assert len(reader.requests(1)) >= BUDGET
+        return
+    assert sorted(stored) == [1, 2]
+    page = stored[1]
+    if page.state in GOOD - {PageState.NO_TEXT}:
+        assert has_writing(page.markdown)
+    elif page.state is PageState.FAILED:
+        assert page.error.code in {"ocr_rejected", "ocr_empty"}
+    elif page.state is PageState.PENDING:
+        assert page.retry_in is not None
+        assert tries == 0
+    # Two readings, each through one schedule, each at two sizes at most.
+    assert len(reader.requests(1)) <= 4 * BUDGET

@@ -1,0 +1,285 @@
+"""The OCR client against a server that does everything wrong that servers do."""
+
+import asyncio
+import pickle
+
+import pytest
+from pydantic import SecretStr
+
+from rag_service.errors import ConfigurationError, OcrMisconfigured
+from rag_service.ocr.client import (
+    ConnectionRefused,
+    OcrClient,
+    Rejected,
+    RejectedForSize,
+    ServerFailed,
+    server_url,
+)
+from rag_service.retry import TryAgain
+from rag_service.settings import get_settings
+from tests.fakes import ocr_server as fake
+from tests.fakes.scans import Mark, new_number, picture
+
+
+@pytest.fixture(scope="module")
+def running():
+    with fake.FakeOcrServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running):
+    running.reset()
+    return running
+
+
+def settings_for(server, **changes):
+    return get_settings().ocr.model_copy(update={"base_url": server.url, **changes})
+
+
+def ask(server, work, **changes):
+    """Run `work(client)` with a client of the server."""
+
+    async def go():
+        async with OcrClient(settings_for(server, **changes), connections=2) as client:
+            return await work(client)
+
+    return asyncio.run(go())
+
+
+def read(server, mark=None, max_tokens=100, **changes):
+    jpeg = picture(mark or Mark(new_number(), 1))
+    return ask(server, lambda client: client.read_page(jpeg, max_tokens=max_tokens), **changes)
+
+
+def test_an_answer_carries_text_tokens_and_time(server):
+    mark = Mark(new_number(), 7)
+    answer = read(server, mark)
+    assert (answer.text, answer.finish_reason) == (mark.text, "stop")
+    assert (answer.prompt_tokens, answer.model) == (100, fake.MODEL)
+    assert answer.completion_tokens == len(mark.text) // 4
+    assert answer.seconds >= 0
+
+
+def test_the_request_is_what_the_model_was_trained_for(server):
+    read(server, max_tokens=777, api_key=SecretStr("sesame"))
+    request = server.requests[-1]
+    assert request.authorization == "Bearer sesame"
+    image, prompt = request.body["messages"][0]["content"]
+    assert image["image_url"]["url"].startswith("data:image/jpeg;base64,")
+    assert prompt == {"type": "text", "text": "Text Recognition:"}
+    rest = {name: value for name, value in request.body.items() if name != "messages"}
+    assert rest == {
+        "model": "glm-ocr", "max_tokens": 777, "temperature": 0.0, "top_p": 1e-05, "top_k": 1,
+        "repetition_penalty": 1.1,
+    }  # fmt: skip
+
+
+def test_without_a_key_none_is_sent(server):
+    read(server)
+    assert server.requests[-1].authorization is None
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_gateways_error_may_pass(server, status):
+    server.default = fake.gateway(status)
+    with pytest.raises(TryAgain, match=f"HTTP {status}: .*nginx") as caught:
+        read(server)
+    assert caught.value.retry_after is None
+
+
+def test_429_brings_the_servers_own_wish(server):
+    server.default = fake.busy("17")
+    with pytest.raises(TryAgain, match="Slow down") as caught:
+        read(server)
+    assert caught.value.retry_after == 17
+
+
+@pytest.mark.parametrize("reply", [fake.CUT, fake.DROPPED, fake.BAD_GZIP])
+def test_a_broken_transfer_may_pass(server, reply):
+    server.default = reply
+    with pytest.raises(TryAgain, match=server.url):
+        read(server)
+
+
+def test_a_time_out_closes_the_connection_before_anything_else_is_asked(server):
+    server.default = fake.NEVER
+    with pytest.raises(TryAgain, match="ReadTimeout"):
+        read(server, read_timeout=0.2)
+    server.default = fake.OK
+    read(server)
+    assert server.requests[0].outcome == "disconnected"
+    assert server.peak == 1
+
+
+def test_a_cancelled_call_closes_its_request(server):
+    gate = fake.Gate()
+    server.default = fake.Reply(gate=gate)
+
+    async def cancelled(client):
+        reading = asyncio.create_task(client.read_page(picture(Mark(1, 1)), max_tokens=9))
+        await asyncio.to_thread(gate.arrived.wait, 10)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        while server.alive():
+            await asyncio.sleep(0.01)
+
+    ask(server, cancelled)
+    assert server.requests[0].outcome == "disconnected"
+
+
+def test_a_refused_connection_is_told_from_a_broken_one(server):
+    server.refuse()
+    with pytest.raises(ConnectionRefused, match="cannot be reached"):
+        read(server)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_wrong_key_or_model_is_a_configuration_error(server, status):
+    server.default = fake.refusal(status, "model 'x' not found")
+    with pytest.raises(OcrMisconfigured, match=f"HTTP {status}: .*not found"):
+        read(server)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refused_page_is_refused_for_good(server, status):
+    server.default = fake.refusal(status)
+    with pytest.raises(Rejected, match="of no use") as caught:
+        read(server)
+    assert isinstance(caught.value, RejectedForSize) == (status == 413)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "The decoder prompt (length 9000) exceeds the encoder cache size",
+        "Input is too long: 40000 tokens",
+        "This model's maximum context length is 32768 tokens",
+        "image too large",
+    ],
+)
+def test_a_page_refused_for_its_size_is_known_by_the_words(server, message):
+    server.default = fake.refusal(400, message)
+    with pytest.raises(RejectedForSize):
+        read(server)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        fake.refusal(500, "CUDA error"), fake.refusal(418), fake.HTML_200, fake.TRUNCATED_JSON,
+        fake.NO_CHOICES, fake.NULL_CONTENT, fake.Reply(body=b""), fake.Reply(body=b"[1, 2]"),
+        fake.Reply(body=b"\xff\xfe"), fake.Reply(body=b"[" * 100_000),
+        fake.Reply(text="half", finish_reason="abort"),
+    ],
+)  # fmt: skip
+def test_a_useless_answer_is_the_servers_failure(server, reply):
+    server.default = reply
+    with pytest.raises(ServerFailed):
+        read(server)
+
+
+def test_broken_characters_come_through_and_are_cleaned_where_they_are_stored(server):
+    server.default = fake.BROKEN_CHARACTERS
+    assert read(server).text == "a\x00b \ud83d c"
+
+
+def test_a_missing_finish_reason_means_that_the_answer_ended(server):
+    server.default = fake.Reply(finish_reason=None)
+    assert read(server).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Rejected("no"), RejectedForSize("too large"), ServerFailed("500"), TryAgain("503", 4.0),
+        ConnectionRefused("gone"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_every_error_survives_the_way_between_processes(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy)) == (type(error), str(error))
+    assert getattr(copy, "retry_after", None) == getattr(error, "retry_after", None)
+
+
+def probe(server, **changes):
+    return ask(server, lambda client: client.probe(), **changes)
+
+
+def test_a_healthy_server_passes_its_probe(server):
+    assert probe(server).ok
+    assert server.probes == 1
+
+
+def test_a_server_without_health_is_judged_by_its_models(server):
+    server.health = fake.refusal(404)
+    assert probe(server).ok
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        fake.gateway(503), fake.refusal(500), fake.CUT,
+        fake.Reply(body=b'{"status": "loading", "model_loaded": false}'),
+    ],
+)  # fmt: skip
+def test_a_server_that_lists_its_models_while_loading_is_not_up(server, health):
+    server.health = health
+    found = probe(server)
+    assert (found.ok, found.misconfigured) == (False, False)
+    assert found.message
+
+
+def test_a_refused_key_is_a_misconfiguration(server):
+    server.key = "sesame"
+    assert probe(server, api_key=SecretStr("sesame")).ok
+    found = probe(server, api_key=SecretStr("wrong"))
+    assert (found.ok, found.misconfigured) == (False, True)
+    assert "GLMOCR_API_KEY" in found.message
+    assert "wrong" not in found.message
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_models_that_may_not_be_listed_are_a_misconfiguration(server, status):
+    server.models_status = status
+    found = probe(server)
+    assert (found.ok, found.misconfigured) == (False, True)
+
+
+def test_another_model_is_a_misconfiguration_that_names_both(server):
+    found = probe(server, model="qwen")
+    assert (found.ok, found.misconfigured) == (False, True)
+    assert "qwen" in found.message
+    assert fake.MODEL in found.message
+
+
+def test_a_server_that_is_away_fails_its_probe(server):
+    server.refuse()
+    found = probe(server)
+    assert (found.ok, found.misconfigured) == (False, False)
+
+
+def test_the_models_context_length_is_asked_for(server):
+    server.models = [{"id": "other"}, {"id": fake.MODEL, "max_model_len": 9000, "owned_by": "vllm"}]
+    info = ask(server, lambda client: client.model_info())
+    assert (info.owner, info.max_model_len) == ("vllm", 9000)
+
+
+def test_a_server_that_says_nothing_about_its_model_is_no_error(server):
+    server.models = [{"id": fake.MODEL, "max_model_len": "many"}]
+    assert ask(server, lambda client: client.model_info()).max_model_len is None
+    server.refuse()
+    assert ask(server, lambda client: client.model_info()).owner is None
+
+
+@pytest.mark.parametrize("given", ["http://gpu:5002", "http://gpu:5002/", "http://gpu:5002/v1/"])
+def test_the_url_is_taken_with_and_without_v1(given):
+    chosen = get_settings().ocr.model_copy(update={"base_url": given})
+    assert server_url(chosen) == "http://gpu:5002"
+
+
+def test_without_a_url_the_setting_is_named():
+    chosen = get_settings().ocr.model_copy(update={"base_url": None})
+    with pytest.raises(ConfigurationError, match="GLMOCR_BASE_URL"):
+        server_url(chosen)
