@@ -209,11 +209,15 @@ def wait_until_up(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def measure() -> tuple[list[Rate], list[Memory]]:
-    rates, memories = [], []
-    for name, server in (("rag_service", our_server), ("bare FastAPI", bare_server)):
-        with server() as (url, process):
-            rates += [rate(name, url, concurrency) for concurrency in CONCURRENCIES]
-            memories.append(memory(name, url, process))
+    """The two take turns, so that other work on the machine meets both alike."""
+    with our_server() as ours, bare_server() as bare:
+        servers = {"rag_service": ours, "bare FastAPI": bare}
+        rates = [
+            rate(name, url, concurrency)
+            for concurrency in CONCURRENCIES
+            for name, (url, _) in servers.items()
+        ]
+        memories = [memory(name, url, process) for name, (url, process) in servers.items()]
     return rates, memories
 
 
@@ -227,8 +231,8 @@ def show(console: Console, title: str, rows: Sequence[Any]) -> None:
 
 
 def main() -> None:
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before"
     rates, memories = measure()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
     console = Console()
     show(console, f"Small PDFs ({PDF_BYTES} bytes) accepted over HTTP; {machine}", rates)
     show(console, f"Memory (MiB) around an upload of {LARGE_BYTES} bytes", memories)

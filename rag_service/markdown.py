@@ -1,4 +1,4 @@
-"""A document's pages as one Markdown text, each after a comment that names it. Used by the CLI."""
+"""A document as one Markdown text, each page after a comment naming it. Used by CLI and API."""
 
 from __future__ import annotations
 

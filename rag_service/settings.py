@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
@@ -36,6 +44,13 @@ def _known_as(name: str) -> dict[str, Any]:
 
 def _expand(value: Any) -> Any:
     return Path(value).expanduser() if isinstance(value, str) else value
+
+
+def _server(url: str) -> str:
+    """One spelling for one server, since what is known of it is kept under its URL."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("must begin with http:// or https://")
+    return url.rstrip("/").removesuffix("/v1")
 
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -119,8 +134,8 @@ class Pdf(Section):
 
 
 class Ocr(Section):
-    base_url: str | None = Field(
-        description="OpenAI-compatible OCR server (SGLang, vLLM, …), without /v1; "
+    base_url: Annotated[str, AfterValidator(_server)] | None = Field(
+        description="OpenAI-compatible OCR server (SGLang, vLLM, …), with or without /v1; "
         "unset: `run` and `up` start the CPU server.",
         json_schema_extra=_known_as("GLMOCR_BASE_URL"),
     )

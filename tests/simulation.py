@@ -155,12 +155,14 @@ def execute(statement: str, **values: Any) -> None:
 
 def everything() -> dict[str, Sequence[Row[Any]]]:
     """All that workers may change, for comparing before and after."""
-    return {
-        "documents": rows("SELECT * FROM documents ORDER BY id"),
-        "runs": rows("SELECT * FROM runs ORDER BY id"),
-        "pages": rows("SELECT * FROM pages ORDER BY run_id, number"),
-        "servers": rows("SELECT * FROM ocr_servers ORDER BY url"),
+    queries = {
+        "documents": "SELECT * FROM documents ORDER BY id",
+        "runs": "SELECT * FROM runs ORDER BY id",
+        "pages": "SELECT * FROM pages ORDER BY run_id, number",
+        "servers": "SELECT * FROM ocr_servers ORDER BY url",
     }
+    with begin() as connection:
+        return {name: connection.execute(text(query)).all() for name, query in queries.items()}
 
 
 def outlast(run_id: str) -> None:

@@ -12,7 +12,7 @@ def view(status: RunState = RunState.PROCESSED, **changes: object) -> DocumentVi
     """A document whose newest run is its current one, unless changed."""
     pages = PageCounts(total=4, done=3)
     run = RunView(id="r", status=status, error=None, pages=pages)
-    fields = {
+    fields: dict[str, object] = {
         "id": "d", "filename": "a.pdf", "collection": "default", "sha256": "0", "bytes": 1,
         "media_type": "application/pdf", "status": status, "incomplete": False, "latest_run": run,
         "waiting_for": None, "queue_position": None, "parser": "glmocr", "ocr": "auto",
@@ -25,7 +25,7 @@ def view(status: RunState = RunState.PROCESSED, **changes: object) -> DocumentVi
 
 def page_view(number: int = 1, markdown: str = "text", **changes: object) -> PageView:
     empty = ("parser", "parser_version", "engine", "model", "dpi", "finish_reason")
-    fields = {
+    fields: dict[str, object] = {
         "number": number, "plan": "native", "plan_reason": "", "status": PageState.NATIVE,
         "markdown": markdown, "width_pt": 1, "height_pt": 1, "prompt_tokens": None,
         "completion_tokens": None, "seconds": None, "reused": False, "error": None,

@@ -117,7 +117,8 @@ class HeldRun:
         if now - self._renewed_at < self._settings.lease.renew_every:
             return leases.holds(self.run)
         held = leases.renew(self.run, self._settings.lease)
-        self._renewed_at = now
+        if held:
+            self._renewed_at = now
         return held
 
     def _check_limits(self) -> None:

@@ -121,6 +121,14 @@ def _init(sender: Any, **_: Any) -> None:
     set_forks(sender.concurrency)
 
 
+@signals.celeryd_after_setup.connect
+def _set_up(instance: Any, **_: Any) -> None:
+    if Stage.OCR.value in instance.app.amqp.queues.consume_from and ocr_server() is None:
+        # Every document would fail. Only this gets out of a signal's handler.
+        log.critical("ocr.base_url is not set (GLMOCR_BASE_URL): there is no server to read with.")
+        raise SystemExit(2)
+
+
 @signals.worker_ready.connect
 def _ready(sender: Any, **_: Any) -> None:
     consumed = {queue.name for queue in sender.task_consumer.queues}

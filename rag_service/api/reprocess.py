@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
@@ -31,13 +31,16 @@ _BODY_BYTES = 64 * 1024
 _MOST_IDS = 1000
 
 
+_Body = TypeVar("_Body", bound="_Changes")
+
+
 class _Changes(BaseModel):
     """How the new runs differ; what is left out stays as it was."""
 
     model_config = ConfigDict(extra="forbid")
 
     parser: Word | None = None
-    ocr: OcrMode | None = None
+    ocr: Word | None = Field(None, json_schema_extra={"enum": [mode.value for mode in OcrMode]})
     all_pages: bool = Field(False, description="Read good pages again too.")
     priority: str = Field(
         Priority.BULK.name.lower(), pattern="^(interactive|bulk)$", examples=["bulk"]
@@ -84,18 +87,15 @@ class RedoList(BaseModel):
     dry_run: bool
 
 
-_ONE_BODY: dict[str, Any] = {
-    "requestBody": {
-        "content": {
-            kind: {"schema": RedoOne.model_json_schema()}
-            for kind in (
-                "application/json",
-                "multipart/form-data",
-                "application/x-www-form-urlencoded",
-            )
-        }
-    }
-}
+_JSON = "application/json"
+_FORM = "application/x-www-form-urlencoded"
+_MULTIPART = "multipart/form-data"
+
+
+def _described(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
+    """A body that we read ourselves, with a limit, for OpenAPI."""
+    schema = model.model_json_schema()
+    return {"requestBody": {"content": {kind: {"schema": schema} for kind in kinds}}}
 
 
 @router.post(
@@ -103,7 +103,7 @@ _ONE_BODY: dict[str, Any] = {
     status_code=202,
     response_model=Redo,
     summary="Redo a document",
-    openapi_extra=_ONE_BODY,
+    openapi_extra=_described(RedoOne, _JSON, _FORM, _MULTIPART),
     responses={
         200: {"model": Redo, "description": "There is nothing to redo; no run was made."},
         **documented(
@@ -131,33 +131,39 @@ async def redo_document(document_id: DocumentId, request: Request, here: Here) -
 async def _wanted(request: Request, settings: Settings) -> RedoOne:
     """The body as JSON or as a form. Raises InvalidOptions, TooLarge."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
+    if kind == _MULTIPART:
         names = tuple(RedoOne.model_fields)
         async with upload.received(request, settings, names, takes_file=False) as form:
-            return _checked(form.fields)
+            return _checked(RedoOne, form.fields)
     body = await upload.body_of(request, _BODY_BYTES)
-    if kind == "application/x-www-form-urlencoded":
-        return _checked(dict(parse_qsl(body.decode("latin-1"))))
-    return _checked(body or b"{}")
+    if kind == _FORM:
+        return _checked(RedoOne, dict(parse_qsl(body.decode("latin-1"))))
+    return _checked(RedoOne, body or b"{}")
 
 
-def _checked(body: bytes | dict[str, str]) -> RedoOne:
+def _checked(model: type[_Body], body: bytes | dict[str, str]) -> _Body:
+    """JSON, or a form's fields, of which empty ones count as left out."""
     try:
         if isinstance(body, bytes):
-            return RedoOne.model_validate_json(body)
-        return RedoOne.model_validate({name: value for name, value in body.items() if value})
+            return model.model_validate_json(body)
+        return model.model_validate({name: value for name, value in body.items() if value})
     except ValidationError as error:
         found = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()]
         # Not `from error`: it repeats the values, and one of them may be the password.
         raise InvalidOptions("; ".join(found)) from None
 
 
+async def _wanted_of_many(request: Request) -> RedoMany:
+    return _checked(RedoMany, await upload.body_of(request, _BODY_BYTES))
+
+
 @router.post(
     "/reprocess",
     summary="Redo many documents",
-    responses=documented(errors.NotFound, errors.InvalidOptions),
+    openapi_extra=_described(RedoMany, _JSON),
+    responses=documented(errors.NotFound, errors.InvalidOptions, errors.TooLarge),
 )
-def redo_documents(wanted: RedoMany, here: Here) -> RedoList:
+def redo_documents(wanted: Annotated[RedoMany, Depends(_wanted_of_many)], here: Here) -> RedoList:
     """Make a new run for each selected document that has something to redo.
 
     Documents at work are skipped and counted. Documents that ended `worker_crashed` are redone

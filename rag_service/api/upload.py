@@ -214,7 +214,9 @@ async def _impatient(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         except StopAsyncIteration:
             return
         except TimeoutError as error:
-            raise _malformed(f"nothing more came for {_SILENCE_SECONDS:g} seconds") from error
+            raise InvalidOptions(
+                f"The body broke off: nothing more came for {_SILENCE_SECONDS:g} seconds."
+            ) from error
         yield chunk
 
 

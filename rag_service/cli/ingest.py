@@ -39,6 +39,15 @@ class PriorityName(StrEnum):
     BULK = "bulk"
 
 
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Wait, and exit 1 where a page has no text or its text was cut."),
+]
+Priority = Annotated[
+    PriorityName | None, typer.Option(help="interactive goes before bulk, the default.")
+]
+
+
 @dataclass
 class _Upload:
     """A file and what became of it."""
@@ -62,18 +71,11 @@ def ingest(
         ),
     ],
     wait: Wait = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Wait, and exit 1 where a page has no text or its text was cut."
-        ),
-    ] = False,
+    strict: Strict = False,
     collection: Collection = None,
     parser: Parser = None,
     ocr: Ocr = None,
-    priority: Annotated[
-        PriorityName | None, typer.Option(help="interactive goes before bulk, the default.")
-    ] = None,
+    priority: Priority = None,
     password_file: PasswordFile = None,
     as_json: Json = False,
 ) -> None:

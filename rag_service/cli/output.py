@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
-    from rich.table import Table
-
-# Without a terminal nothing is cut to its width.
-_UNBOUNDED = 10_000
 
 
 @cache
@@ -45,26 +41,23 @@ def print_json(value: BaseModel | Mapping[str, Any]) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, to_stderr: bool = False
 ) -> None:
-    """Aligned columns; None is an empty cell. Nothing is printed where there are no rows."""
-    from rich.console import Console
+    """Aligned columns; None is an empty cell. Nothing is printed where there are no rows.
 
-    file = sys.stderr if to_stderr else sys.stdout
-    table = _table(columns, rows)
-    if table.row_count:
-        width = None if file.isatty() else _UNBOUNDED
-        Console(file=file, highlight=False, width=width).print(table)
+    A line is never cut or folded, so that an id can be copied whole.
+    """
+    from rich.cells import cell_len, set_cell_size
+
+    lines = [tuple(columns)]
+    lines += [tuple("" if cell is None else _one_line(str(cell)) for cell in row) for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for line in lines if len(lines) > 1 else ():
+        padded = (set_cell_size(*sized) for sized in zip(line, widths, strict=True))
+        print("  ".join(padded).rstrip(), file=sys.stderr if to_stderr else sys.stdout)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=column == "id", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    return table
+def _one_line(text: str) -> str:
+    """Without line ends and whatever else a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 class NoteHandler(logging.Handler):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -55,13 +54,13 @@ def worker(
         else settings.ocr.worker_concurrency
     )
     # SIGTERM stays Celery's warm shutdown: forks let go of their runs by themselves.
-    _become(worker_arguments(kind, forks, settings.log_level), {})
+    _celery(worker_arguments(kind, forks, settings.log_level))
 
 
 def worker_arguments(kind: WorkerKind, forks: int, log_level: str) -> list[str]:
     """Celery's command line for a worker of one stage."""
     return [
-        *("celery", "-A", "workers.celery_app", "--quiet", "worker", "-Q", kind.value),
+        *("--quiet", "worker", "-Q", kind.value),
         *("--concurrency", str(forks), "--prefetch-multiplier", "1", "-O", "fair"),
         *("--without-gossip", "--without-mingle"),
         *("-n", f"{kind.value}@%h", "--loglevel", log_level),
@@ -86,13 +85,10 @@ def flower() -> None:
     auth = settings.flower.basic_auth
     # The API of Flower can stop workers: without credentials it stays shut on loopback too.
     os.environ.pop("FLOWER_UNAUTHENTICATED_API", None)
-    _become(
-        [
-            *("celery", "-A", "workers.celery_app", "flower"),
-            *(f"--address={settings.flower.host}", f"--port={settings.flower.port}"),
-        ],
-        {"FLOWER_BASIC_AUTH": auth.get_secret_value()} if auth else {},
-    )
+    if auth is not None:
+        # Not an argument, which every user of the machine can read.
+        os.environ["FLOWER_BASIC_AUTH"] = auth.get_secret_value()
+    _celery(["flower", f"--address={settings.flower.host}", f"--port={settings.flower.port}"])
 
 
 def check_flower(settings: Settings) -> None:
@@ -140,9 +136,11 @@ def await_postgres(seconds: float) -> None:
             time.sleep(_MIGRATE_POLL)
 
 
-def _become(module_and_arguments: list[str], environment: dict[str, str]) -> None:
-    """Replace this process, so that its supervisor's signals reach the program itself."""
-    os.environ.update(environment)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", *module_and_arguments])
+def _celery(arguments: list[str]) -> NoReturn:
+    """Become Celery's command line, over our application by itself.
+
+    The command `celery -A` would look for it in the current folder first.
+    """
+    from workers.celery_app import app
+
+    raise typer.Exit(app.start(arguments) or 0)

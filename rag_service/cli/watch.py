@@ -178,4 +178,4 @@ class _Bars:
         if bar is not None:
             self._progress.remove_task(bar)
         self._progress.advance(self._all)
-        self._progress.print(f"{view.filename}: {words.progress(view)}", markup=False)
+        note(f"{view.filename}: {words.progress(view)}")

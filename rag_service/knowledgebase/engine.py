@@ -70,6 +70,13 @@ def database_url(settings: Settings) -> str:
 def make_engine(settings: Settings) -> Engine:
     """A pooled engine whose dead connections are noticed before use."""
     timeout = max(1, int(settings.database.connect_timeout))
+    # A process that freezes inside a transaction must not keep its run's row locked for longer
+    # than its lease: maintenance passes by rows that somebody writes to.
+    limits = {
+        "lock_timeout": LOCK_SECONDS,
+        "idle_in_transaction_session_timeout": settings.lease.renew_every,
+    }
+    options = [f"-c {name}={int(seconds * 1000)}ms" for name, seconds in limits.items()]
     return create_engine(
         database_url(settings),
         pool_size=settings.database.pool_size,
@@ -80,7 +87,7 @@ def make_engine(settings: Settings) -> Engine:
         connect_args={
             "connect_timeout": timeout,
             "application_name": "rag_service",
-            "options": f"-c timezone=UTC -c lock_timeout={int(LOCK_SECONDS * 1000)}ms",
+            "options": " ".join(["-c timezone=UTC", *options]),
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,

@@ -180,10 +180,14 @@ def _from_now(seconds: float) -> ColumnElement[object]:
 
 
 def renew(run: ClaimedRun, lease: Lease) -> bool:
-    """Extend the claim; False where it is ours no longer."""
+    """Extend the claim; False where it is ours no longer, or its time is over.
+
+    A process that was frozen for long must not hold on to a run that it has given up.
+    """
+    alive = ours(run) & (Run.lease_expires_at > func.clock_timestamp())
     with begin() as connection:
         renewed = connection.execute(
-            update(Run).where(ours(run)).values(lease_expires_at=_from_now(lease.seconds))
+            update(Run).where(alive).values(lease_expires_at=_from_now(lease.seconds))
         )
         return renewed.rowcount == 1
 

@@ -259,13 +259,13 @@ class OcrClient:
 
 
 def server_url(settings: Ocr) -> str:
-    """The OCR server's URL without a trailing slash; ConfigurationError where none is set."""
+    """The OCR server's URL; ConfigurationError where none is set."""
     if not settings.base_url:
         raise ConfigurationError(
             "ocr.base_url is not set: set GLMOCR_BASE_URL, or use `rag-service up` or "
             "`rag-service run`, which start a CPU server of their own."
         )
-    return settings.base_url.rstrip("/").removesuffix("/v1")
+    return settings.base_url
 
 
 def _is_healthy(response: httpx.Response) -> bool:

@@ -142,21 +142,23 @@ class _Reading:
     async def _request(self, task: PageTask, page: RenderedPage, room: float = 1.0) -> PageAnswer:
         """One answer, through the retry schedule. Raises OcrOutage where nothing was answered."""
         before = await self._watch.last_answer()
-        budget = answer_budget(
+        schedule = page_schedule(self._settings.retry, sleep=self._sleep)
+        try:
+            return await schedule(self._post, page, self._budget(page, room))
+        except TryAgain as error:
+            answered = await self._watch.last_answer() != before
+            if not answered and not await self._page_is_at_fault(task):
+                raise OcrOutage(str(error)) from error
+            raise
+
+    def _budget(self, page: RenderedPage, room: float) -> int:
+        return answer_budget(
             page.width,
             page.height,
             ceiling=self._settings.ocr.max_tokens,
             max_model_len=self._server.max_model_len,
             room=room,
         )
-        schedule = page_schedule(self._settings.retry, sleep=self._sleep)
-        try:
-            return await schedule(self._post, page, budget)
-        except TryAgain as error:
-            answered = await self._watch.last_answer() != before
-            if not answered and not await self._page_is_at_fault(task):
-                raise OcrOutage(str(error)) from error
-            raise
 
     async def _page_is_at_fault(self, task: PageTask) -> bool:
         """Whether a silent server is told from a page that silences it.
@@ -193,17 +195,18 @@ class _Reading:
     async def _better(self, task: PageTask, page: RenderedPage, first: PageAnswer) -> PageAnswer:
         """The reading itself where it is whole; a second one where it was cut or empty.
 
-        The cut one is kept where the second fails.
+        The cut one is kept where there is no more room or the second brings nothing.
         """
-        written, cut = has_writing(first.text), first.finish_reason == "length"
-        if written and not cut:
+        room = _MORE_ROOM if first.finish_reason == "length" else 1.0
+        if not has_writing(first.text):
+            return await self._request(task, page, room)
+        if self._budget(page, room) == self._budget(page, 1.0):
             return first
         try:
-            return await self._request(task, page, _MORE_ROOM if cut else 1.0)
+            second = await self._request(task, page, room)
         except (TryAgain, ServerFailed, Rejected):
-            if written:
-                return first
-            raise
+            return first
+        return second if has_writing(second.text) else first
 
     def _result(
         self,

@@ -21,6 +21,9 @@ from rag_service.pdf.limits import ChildLimits
 START_LIMIT = 60.0
 # Time for a frame that is on its way while a busy loop only now gets to look.
 GRACE = 1.0
+# A child that used this share of its limit on a processor has had its chance.
+BUSY_SHARE, STARVED_FACTOR = 0.8, 4
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # The child reads hostile files: no key or password of ours may stand in its environment.
 PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
 PACKAGE_ROOT = str(Path(__file__).parents[2])
@@ -87,14 +90,14 @@ class RenderChild:
             raise ChildDied from error
 
     async def receive(self, limit: float) -> Frame:
-        """The next frame within `limit` seconds of asking; ChildTimeout, ChildDied."""
+        """The next frame; ChildDied, or ChildTimeout after `limit` seconds.
+
+        A child that gets no processor is given up to STARVED_FACTOR times as long, so a busy
+        machine is not taken for a bad page.
+        """
         task = self._pending or asyncio.create_task(frames.receive(self._reader))
         self._pending = task
-        for wait in (limit, GRACE):
-            done, _ = await asyncio.wait({task}, timeout=wait)
-            if done:
-                break
-        else:
+        if not await self._answered(task, limit):
             raise ChildTimeout
         self._pending = None
         try:
@@ -103,6 +106,26 @@ class RenderChild:
             raise ChildDied from error
         self.mib = frame.head.get("mib", self.mib)
         return frame
+
+    async def _answered(self, task: asyncio.Task[Frame], limit: float) -> bool:
+        used = self._processor_seconds()
+        for _ in range(STARVED_FACTOR):
+            done, _ = await asyncio.wait({task}, timeout=limit)
+            if done:
+                return True
+            if self._processor_seconds() - used >= BUSY_SHARE * limit:
+                break
+        done, _ = await asyncio.wait({task}, timeout=GRACE)
+        return bool(done)
+
+    def _processor_seconds(self) -> float:
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return 0.0
+        # Fields 14 and 15 of proc(5); the second may hold spaces and ends with a parenthesis.
+        user, system = stat.rsplit(")", 1)[1].split()[11:13]
+        return (int(user) + int(system)) / CLOCK_TICKS
 
     def kill(self) -> None:
         """End the child and whatever it started; safe to call twice."""

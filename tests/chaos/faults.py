@@ -21,7 +21,7 @@ import redis
 from rag_service import broker
 from rag_service.settings import get_settings
 from tests.chaos import witness
-from tests.chaos.rig import OCR_PLACES, ROUND, Fed, Rig
+from tests.chaos.rig import OCR_PLACES, Fed, Rig
 from tests.chaos.witness import Claim, Holding
 from tests.processes import Program, is_alive, kill
 
@@ -98,7 +98,9 @@ def kill_ocr_worker(rig: Rig) -> Fault:
 def stop_ocr_worker(rig: Rig) -> Fault:
     """SIGSTOP of an ocr worker with all its forks for longer than its leases, then SIGCONT."""
     place, fault = _freeze_worker(rig, "ocr worker stopped past its lease")
-    time.sleep(get_settings().lease.seconds + ROUND + rig.random.uniform(0.5, 3))
+    settings = get_settings()
+    released = settings.lease.seconds + settings.maintenance.interval
+    time.sleep(released + rig.random.uniform(0.5, 3))
     os.killpg(rig.keeper.at(place).pid, signal.SIGCONT)
     return fault
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,13 +26,12 @@ from tests.processes import Program
 from tests.service import Service, open_service
 
 # Short enough for forty faults; the shipped ones in the same proportions.
-LEASE, ROUND = 8.0, 1.0
 TIMES = {
-    "RAG_SERVICE_LEASE_SECONDS": str(LEASE),
+    "RAG_SERVICE_LEASE_SECONDS": "8",
     "RAG_SERVICE_LEASE_RENEW_EVERY": "2",
     "RAG_SERVICE_LEASE_GIVE_UP_AFTER": "6",
     "RAG_SERVICE_MAINTENANCE_LEASE": "4",
-    "RAG_SERVICE_MAINTENANCE_INTERVAL": str(ROUND),
+    "RAG_SERVICE_MAINTENANCE_INTERVAL": "1",
 }
 SHIPPED_TIMES = {
     "RAG_SERVICE_LEASE_SECONDS": "60",
@@ -49,9 +49,10 @@ PATIENT = {
 }
 OCR_PLACES = ("ocr-1", "ocr-2")
 PLACES = ("maintenance", "prepare", *OCR_PLACES)
-_FORKS = {"prepare": 2, "ocr": 3}
+# One worker's forks can take over all that the other held: a fault's wait is no wait for a turn.
+_FORKS = {"prepare": 4, "ocr": 5}
 _READ_SECONDS = (0.1, 0.3)
-_IN_FLIGHT = 6
+_IN_FLIGHT = 4
 _FEED_EVERY = 0.2
 
 
@@ -84,6 +85,7 @@ class Rig:
     stack: EmbeddedStack
     random: random.Random
     fed: list[Fed] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def ocr(self) -> FakeOcrServer:

@@ -34,9 +34,12 @@ class PageOutcome:
     error: str | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """What became of a file: refused at the door, or a document with its pages."""
+    """What became of a file: refused at the door, or a document with its pages.
+
+    `opened`: the same document once its password was given.
+    """
 
     name: str
     refused: str | None = None
@@ -45,7 +48,7 @@ class Outcome:
     message: str = ""
     pages: list[PageOutcome] = field(default_factory=list)
     seconds: float = 0.0
-    opened: Outcome | None = None  # the same document once its password was given
+    opened: Outcome | None = None
 
     @property
     def text(self) -> str:

@@ -182,6 +182,10 @@ class TestMany:
 
     def test_unreadable_json(self, api):
         headers = {"content-type": "application/json"}
-        for body in (b"{bad", b"\xff", b'{"error": "\\ud800"}', b"[" * 100_000):
+        for body in (b"{bad", b"\xff", b'{"error": "\\ud800"}', b"[" * 50_000):
             answer = api.client.post("/reprocess", content=body, headers=headers)
             assert code_of(answer) == (422, "invalid_options")
+
+    def test_a_huge_body_is_refused(self, api):
+        answer = api.client.post("/reprocess", content=b" " * 10**6)
+        assert code_of(answer) == (413, "too_large")

@@ -1,4 +1,4 @@
-"""Workers that die, stop or go deaf in the middle of documents: nothing is lost, nothing doubled."""
+"""Workers that die, stop or go deaf in the middle of documents: nothing is lost or doubled."""
 
 import signal
 import threading
@@ -7,12 +7,16 @@ import psutil
 import pytest
 
 from rag_service import broker
-from rag_service.knowledgebase import servers
+from rag_service.errors import ServiceUnreachable
+from rag_service.knowledgebase import engine, servers
 from rag_service.states import Stage
 from tests.fakes import ocr_server as fake
 from tests.fakes.scans import new_number, pdf, scan
 from tests.processes import is_alive, kill
 from tests.service import Scan, open_service
+
+# What a worker is given that must not wait long for its pages when it stops.
+IMPATIENT = {"RAG_SERVICE_WORKER_SOFT_SHUTDOWN": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +39,29 @@ def service(running):
     assert running.ocr.doubled == []
 
 
-@pytest.fixture
-def start_ocr(service):
-    """Starts ocr workers that end with the test."""
-    started = []
+@pytest.fixture(scope="module")
+def ocr_worker(running):
+    """The one ocr worker: the living one where its variables are these, else a new one."""
+    living = []
 
-    def start(forks, **env):
-        worker = service.programs.start_worker("ocr", forks, **env)
-        started.append(worker)
-        service.programs.wait_ready(worker)
+    def get(**env):
+        for worker, its in list(living):
+            if worker.exit_code is None and its == env:
+                return worker
+            stop(worker)
+            living.remove((worker, its))
+        worker = running.programs.start_worker("ocr", 4, **env)
+        running.programs.wait_ready(worker)
+        living.append((worker, env))
         return worker
 
-    yield start
-    for worker in started:
-        if worker.exit_code is None:
-            worker.kill()
+    return get
+
+
+def stop(worker):
+    if worker.exit_code is None:
+        worker.signal(signal.SIGTERM)
+        worker.wait()
 
 
 def counts(service, one):
@@ -57,16 +69,24 @@ def counts(service, one):
     return run.crashes, run.expiries
 
 
-def test_a_killed_forks_run_goes_back_at_once_and_its_crash_is_counted(service, start_ocr):
-    start_ocr(3)
+def sent_again(service, one, page, times):
+    """Return once the page was sent that often."""
+
+    def sent():
+        return len(one.requests(page)) == times
+
+    service.programs.wait_until(sent, f"{one.mark(page)} is sent {times} times")
+
+
+def test_a_killed_forks_run_goes_back_at_once_and_its_crash_is_counted(service, ocr_worker):
+    ocr_worker()
     gates = []
     three = Scan(service, 3, set_up=lambda s: gates.append(service.ocr.hold(s.mark(3))))
     assert gates[0].arrived.wait(30)
     done = lambda: service.view(three.id).pages.done == 2  # noqa: E731
     service.programs.wait_until(done, "the other pages are stored")
     kill(service.programs.fork_at(three.requests(3)[0].client_port))
-    again = lambda: len(three.requests(3)) == 2  # noqa: E731
-    service.programs.wait_until(again, "the page is sent again")
+    sent_again(service, three, 3, 2)
     assert counts(service, three) == (1, 0)
     gates[0].open()
     view = three.ended()
@@ -75,15 +95,14 @@ def test_a_killed_forks_run_goes_back_at_once_and_its_crash_is_counted(service, 
     assert counts(service, three) == (0, 0)
 
 
-def test_a_document_that_kills_its_worker_three_times_costs_no_other_anything(service, start_ocr):
-    start_ocr(4)
+def test_a_document_that_kills_its_worker_three_times_costs_no_other_anything(service, ocr_worker):
+    ocr_worker()
     killer = Scan(service, 3, set_up=lambda s: service.ocr.hold(s.mark(2)))
     others = [Scan(service, 2) for _ in range(4)]
     done = lambda: service.view(killer.id).pages.done == 2  # noqa: E731
     service.programs.wait_until(done, "its other pages are stored")
     for crash in (1, 2, 3):
-        sent = lambda crash=crash: len(killer.requests(2)) == crash
-        service.programs.wait_until(sent, f"its page is sent, time {crash}")
+        sent_again(service, killer, 2, crash)
         kill(service.programs.fork_at(killer.requests(2)[-1].client_port))
     view = killer.ended()
     assert (view.status, view.error.code, view.pages.ocr) == ("failed", "worker_crashed", 2)
@@ -129,53 +148,16 @@ def fork_that_claimed(worker, run):
             return int(lines[-1].partition("[")[2].partition("]")[0])
 
 
-def test_a_stopped_worker_stores_what_is_in_flight_and_gives_the_rest_back(service, start_ocr):
-    worker = start_ocr(2, GLMOCR_PIPELINE_MAX_WORKERS="2")
-    gate = fake.Gate()
-    service.ocr.default = fake.Reply(gate=gate)
-    six = Scan(service, 6)
-    service.programs.wait_until(lambda: service.ocr.alive() == 2, "two pages are in flight")
-    family = worker.family()
-    worker.signal(signal.SIGTERM)
-    stopping = lambda: "Warm shutdown" in worker.text  # noqa: E731
-    service.programs.wait_until(stopping, "the worker begins to stop")
-    gate.open()
-    assert worker.wait() == 0
-    run = service.run(six.id)
-    assert (run.state, run.lease_worker, counts(service, six)) == ("ready", None, (0, 0))
-    view = service.view(six.id)
-    assert (view.pages.ocr, view.waiting_for) == (2, "worker")
-    assert not [pid for pid in family if is_alive(pid)]
-    start_ocr(2)
-    assert six.ended().status == "processed"
-    assert [len(six.requests(page)) for page in range(1, 7)] == [1] * 6
-
-
-def test_a_page_that_outlasts_the_soft_shutdown_is_let_go(service, start_ocr):
-    worker = start_ocr(2, RAG_SERVICE_WORKER_SOFT_SHUTDOWN="1")
-    gates = []
-    one = Scan(service, 1, set_up=lambda s: gates.append(service.ocr.hold(s.mark())))
-    assert gates[0].arrived.wait(30)
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
-    closed = lambda: one.requests()[0].outcome == "disconnected"  # noqa: E731
-    service.programs.wait_until(closed, "its request is closed")
-    assert (service.run(one.id).state, counts(service, one)) == ("ready", (0, 0))
-    gates[0].open()
-    start_ocr(2)
-    assert one.ended().status == "processed"
-
-
-def test_a_message_that_comes_again_while_its_run_is_worked_on_does_nothing(service, start_ocr):
+def test_a_message_that_comes_again_while_its_run_is_worked_on_does_nothing(service, ocr_worker):
     """The document takes longer than the broker's visibility timeout, twice over."""
-    workers = start_ocr(2), start_ocr(2)
+    worker = ocr_worker()
     gates = []
     one = Scan(service, 1, set_up=lambda s: gates.append(service.ocr.hold(s.mark())))
     assert gates[0].arrived.wait(30)
     task = service.run(one.id).lease_task
 
     def delivered():
-        return sum(worker.text.count(f"[{task}] received") for worker in workers)
+        return worker.text.count(f"[{task}] received")
 
     service.programs.wait_until(lambda: delivered() > 1, "the message comes again", seconds=60)
     gates[0].open()
@@ -185,8 +167,16 @@ def test_a_message_that_comes_again_while_its_run_is_worked_on_does_nothing(serv
     assert service.run(one.id).epoch == 2
 
 
-def test_postgres_may_restart_in_the_middle_of_a_document(service, start_ocr):
-    start_ocr(2)
+def is_back():
+    try:
+        engine.ping()
+    except ServiceUnreachable:
+        return False
+    return True
+
+
+def test_postgres_may_restart_in_the_middle_of_a_document(service, ocr_worker):
+    ocr_worker()
     gates = []
     three = Scan(service, 3, set_up=lambda s: gates.append(service.ocr.hold(s.mark(2))))
     assert gates[0].arrived.wait(30)
@@ -194,10 +184,48 @@ def test_postgres_may_restart_in_the_middle_of_a_document(service, start_ocr):
     postgres.send_signal(signal.SIGINT)
     postgres.wait(30)
     gates[0].open()
+    service.programs.wait_until(is_back, "PostgreSQL is back")
     view = three.ended()
     assert (view.status, view.pages.ocr) == ("processed", 3)
     assert [len(three.requests(page)) for page in (1, 2, 3)] == [1, 1, 1]
     assert service.run(three.id).epoch == 2
+
+
+def test_a_stopped_worker_stores_what_is_in_flight_and_gives_the_rest_back(service, ocr_worker):
+    worker = ocr_worker()
+    gate = fake.Gate()
+    service.ocr.default = fake.Reply(gate=gate)
+    six = Scan(service, 6)
+    service.programs.wait_until(lambda: service.ocr.alive() == 4, "four pages are in flight")
+    family = worker.family()
+    worker.signal(signal.SIGTERM)
+    stopping = lambda: "Warm shutdown" in worker.text  # noqa: E731
+    service.programs.wait_until(stopping, "the worker begins to stop")
+    gate.open()
+    assert worker.wait() == 0
+    run = service.run(six.id)
+    assert (run.state, run.lease_worker, counts(service, six)) == ("ready", None, (0, 0))
+    view = service.view(six.id)
+    assert (view.pages.ocr, view.waiting_for) == (4, "worker")
+    assert not [pid for pid in family if is_alive(pid)]
+    ocr_worker(**IMPATIENT)
+    assert six.ended().status == "processed"
+    assert [len(six.requests(page)) for page in range(1, 7)] == [1] * 6
+
+
+def test_a_page_that_outlasts_the_soft_shutdown_is_let_go(service, ocr_worker):
+    worker = ocr_worker(**IMPATIENT)
+    gates = []
+    one = Scan(service, 1, set_up=lambda s: gates.append(service.ocr.hold(s.mark())))
+    assert gates[0].arrived.wait(30)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    closed = lambda: one.requests()[0].outcome == "disconnected"  # noqa: E731
+    service.programs.wait_until(closed, "its request is closed")
+    assert (service.run(one.id).state, counts(service, one)) == ("ready", (0, 0))
+    gates[0].open()
+    ocr_worker()
+    assert one.ended().status == "processed"
 
 
 def test_a_deaf_worker_begins_anew_and_hears_again(service):

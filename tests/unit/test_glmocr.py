@@ -286,8 +286,17 @@ def test_a_page_cut_twice_keeps_its_text_and_says_so(reader):
     assert len(reader.requests()) == 2
 
 
-@pytest.mark.parametrize("second", [fake.refusal(500), fake.refusal(400), fake.ENCODER_CACHE])
-def test_a_cut_page_whose_retry_fails_keeps_the_first_text(reader, second):
+def test_a_cut_page_is_not_asked_for_twice_where_there_is_no_more_room(reader):
+    reader.changes = {"max_tokens": 300}
+    reader.server.default = fake.LOOP
+    assert reader.read()[1].state is PageState.TRUNCATED
+    assert len(reader.requests()) == 1
+
+
+@pytest.mark.parametrize(
+    "second", [fake.refusal(500), fake.refusal(400), fake.ENCODER_CACHE, fake.EMPTY]
+)
+def test_a_cut_page_whose_retry_brings_nothing_keeps_the_first_text(reader, second):
     reader.server.script(reader.mark(), fake.Reply(text="half", finish_reason="length"), second)
     result = reader.read()[1]
     assert (result.state, result.markdown) == (PageState.TRUNCATED, "half")

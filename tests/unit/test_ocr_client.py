@@ -16,7 +16,7 @@ from rag_service.ocr.client import (
     server_url,
 )
 from rag_service.retry import TryAgain
-from rag_service.settings import get_settings
+from rag_service.settings import get_settings, load_settings
 from tests.fakes import ocr_server as fake
 from tests.fakes.scans import Mark, new_number, picture
 
@@ -274,9 +274,15 @@ def test_a_server_that_says_nothing_about_its_model_is_no_error(server):
 
 
 @pytest.mark.parametrize("given", ["http://gpu:5002", "http://gpu:5002/", "http://gpu:5002/v1/"])
-def test_the_url_is_taken_with_and_without_v1(given):
-    chosen = get_settings().ocr.model_copy(update={"base_url": given})
-    assert server_url(chosen) == "http://gpu:5002"
+def test_the_url_is_taken_with_and_without_v1(given, monkeypatch):
+    monkeypatch.setenv("GLMOCR_BASE_URL", given)
+    assert server_url(load_settings().ocr) == "http://gpu:5002"
+
+
+def test_a_url_without_a_scheme_stops_the_start_up(monkeypatch):
+    monkeypatch.setenv("GLMOCR_BASE_URL", "gpu:5002")
+    with pytest.raises(ConfigurationError, match=r"GLMOCR_BASE_URL|http://"):
+        load_settings()
 
 
 def test_without_a_url_the_setting_is_named():

@@ -4,10 +4,11 @@ import threading
 import uuid
 
 import pytest
+from sqlalchemy import text
 
 from rag_service.errors import Internal, LeaseLost
 from rag_service.knowledgebase import documents, leases, pages, runs, servers
-from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.engine import DatabaseError, begin, get_engine, is_outage
 from rag_service.states import PageState, Priority, RunState, Stage
 from tests import simulation as sim
 from tests.simulation import at_once, claim, everything, expire, lease, run_row, try_claim
@@ -103,10 +104,20 @@ def test_an_outage_keeps_only_ocr_waiting():
 def test_renewing_extends_the_lease():
     sim.add_document()
     run = claim()
-    sim.outlast(run.id)
-    assert leases.renew(run, lease())
+    assert leases.renew(run, lease(seconds=1000))
+    row = run_row(run.id)
+    assert 990 < (row.lease_expires_at - row.held_since).total_seconds() < 1010
     assert expire_all() == 0
     leases.require(run)
+
+
+def test_a_lease_whose_time_is_over_cannot_be_renewed():
+    """Its owner was frozen and has given up; the run must not wait for another lease."""
+    sim.add_document()
+    run = claim()
+    sim.outlast(run.id)
+    assert not leases.renew(run, lease())
+    assert expire_all() == 1
 
 
 def expire_all():
@@ -172,6 +183,22 @@ def test_a_row_that_its_owner_writes_to_does_not_expire():
         leases.fence(connection, run, epoch=run.epoch)
         assert expire_all() == 0
     assert expire_all() == 1
+
+
+def test_an_owner_that_freezes_inside_a_transaction_does_not_keep_its_run(environment):
+    environment(RAG_SERVICE_LEASE_RENEW_EVERY="0.2")
+    sim.add_document()
+    run = claim()
+    sim.outlast(run.id)
+    with get_engine().connect() as frozen:
+        leases.fence(frozen, run, epoch=run.epoch)
+        assert expire_all() == 0
+        while expire_all() == 0:
+            sim.execute("SELECT pg_sleep(0.05)")
+        with pytest.raises(DatabaseError) as lost:
+            frozen.execute(text("SELECT 1"))
+    assert is_outage(lost.value)
+    assert run_row(run.id).state == RunState.QUEUED
 
 
 def test_a_worker_that_stops_gives_back_what_it_holds_and_no_more():

@@ -89,6 +89,23 @@ def test_plans_come_in_the_order_asked_and_say_what_each_page_holds(tmp_path: Pa
     run(work())
 
 
+def test_a_child_that_gets_no_processor_is_waited_for(tmp_path: Path) -> None:
+    path = samples.text_document(tmp_path / "one.pdf", 1)
+
+    async def work() -> None:
+        async with PdfWorker(limits(page_time_limit=1), 1000) as worker:
+            await worker.open(path, PDF)
+            pid = await child_pid(worker)
+            os.kill(pid, signal.SIGSTOP)
+            planning = asyncio.create_task(planned(worker, [1]))
+            await asyncio.sleep(2.5)
+            os.kill(pid, signal.SIGCONT)
+            assert [outcome(page) for page in await planning] == ["native"]
+            assert await child_pid(worker) == pid
+
+    run(work())
+
+
 def test_a_page_that_hangs_costs_itself_only(tmp_path: Path) -> None:
     path = samples.joined(
         tmp_path / "hang.pdf", samples.prose_page(), samples.endless_page(), samples.prose_page()

@@ -1,0 +1,150 @@
+"""Cancel, delete and removal, also against workers and at the same time."""
+
+import pytest
+
+from rag_service import lifecycle
+from rag_service.errors import LeaseLost, NotFound, StorageUnavailable
+from rag_service.knowledgebase import catalogue, leases, runs
+from rag_service.states import PageState, RunState
+from rag_service.storage import DocumentStore, working_key
+from tests import simulation as sim
+from tests.simulation import at_once, claim, document_row, newest_run
+
+ROUNDS = 20
+
+
+@pytest.fixture
+def store(settings):
+    return DocumentStore(settings)
+
+
+def put(store, document_id, key=None):
+    """Give the document its bytes."""
+    row = document_row(document_id)
+    path = store._folder / "given"
+    path.write_bytes(b"%PDF")
+    store.put_file(key or row.source_key, path)
+    return key or row.source_key
+
+
+def test_cancel_tells_whether_anything_was_at_work(settings):
+    document_id = sim.add_document()
+    assert lifecycle.cancel(document_id)
+    assert not lifecycle.cancel(document_id)
+    assert newest_run(document_id).state == RunState.CANCELLED
+    with pytest.raises(NotFound):
+        lifecycle.cancel("unknown")
+
+
+def test_the_holder_of_a_cancelled_run_learns_of_it(settings):
+    sim.add_document()
+    run = claim()
+    lifecycle.cancel(run.document_id)
+    assert not leases.renew(run, settings.lease)
+    with pytest.raises(LeaseLost):
+        sim.plan(run, PageState.NATIVE)
+
+
+def test_pages_that_were_done_outlive_a_cancel(settings):
+    run = sim.ready_run(PageState.NATIVE)
+    lifecycle.cancel(run.document_id)
+    assert sim.page_row(run.id, 2).state == PageState.NATIVE
+
+
+def test_a_deleted_document_is_gone_for_people_at_once(settings):
+    document_id = sim.add_document()
+    lifecycle.delete(document_id)
+    assert catalogue.get_document(document_id, None) is None
+    assert newest_run(document_id).state == RunState.CANCELLED
+    for action in (lifecycle.delete, lifecycle.cancel):
+        with pytest.raises(NotFound):
+            action(document_id)
+
+
+def test_removal_takes_rows_and_bytes_of_deleted_documents_only(store):
+    kept, gone = sim.add_document(), sim.add_document()
+    keys = [put(store, document_id) for document_id in (kept, gone)]
+    lifecycle.delete(gone)
+    assert lifecycle.remove_hidden(store) == 1
+    assert [store.exists(key) for key in keys] == [True, False]
+    assert [row.id for row in sim.rows("SELECT id FROM documents")] == [kept]
+    assert lifecycle.remove_hidden(store) == 0
+
+
+def test_bytes_that_cannot_be_removed_now_are_removed_later(store, monkeypatch):
+    document_id = sim.add_document()
+    key = put(store, document_id)
+    lifecycle.delete(document_id)
+
+    def away(_):
+        raise StorageUnavailable
+
+    with monkeypatch.context() as outage:
+        outage.setattr(store, "delete", away)
+        assert lifecycle.remove_hidden(store) == 0
+    assert store.exists(key)
+    assert lifecycle.remove_hidden(store) == 1
+    assert not store.exists(key)
+
+
+def test_a_decrypted_copy_that_no_row_names_goes_too(store):
+    document_id = sim.add_document()
+    key = put(store, document_id, working_key(document_id))
+    lifecycle.delete(document_id)
+    lifecycle.remove_hidden(store)
+    assert not store.exists(key)
+
+
+def test_removal_works_through_many_a_part_at_a_time(store):
+    for _ in range(5):
+        lifecycle.delete(sim.add_document())
+    assert [lifecycle.remove_hidden(store, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_worker_may_be_anywhere_when_its_document_is_removed(store):
+    run = sim.ready_run()
+    lifecycle.delete(run.document_id)
+    lifecycle.remove_hidden(store)
+    with pytest.raises(LeaseLost):
+        sim.read(run, 1)
+
+
+def ended(run):
+    try:
+        return runs.finish(run)
+    except LeaseLost:
+        return None
+
+
+def test_delete_removal_and_finish_at_once_never_deadlock(store):
+    for _ in range(ROUNDS):
+        document_id = sim.add_document()
+        run = claim()
+        sim.plan(run, PageState.NATIVE)
+        outcomes = at_once(
+            lambda run=run: ended(run),
+            lambda document_id=document_id: lifecycle.delete(document_id),
+            lambda: lifecycle.remove_hidden(store),
+            lambda task=run: leases.release_worker("worker"),
+        )
+        assert not [one for one in outcomes if isinstance(one, Exception)]
+        lifecycle.remove_hidden(store)
+        assert sim.rows("SELECT 1 FROM documents") == []
+
+
+def redo(document_id):
+    try:
+        return sim.add_run(document_id)
+    except NotFound:
+        return None
+
+
+def test_no_run_outlives_a_delete_that_comes_at_the_same_time(settings):
+    for _ in range(ROUNDS):
+        document_id = sim.processed_document(PageState.NATIVE)
+        outcomes = at_once(
+            lambda document_id=document_id: redo(document_id),
+            lambda document_id=document_id: lifecycle.delete(document_id),
+        )
+        assert not [one for one in outcomes if isinstance(one, Exception)]
+        assert sim.rows("SELECT 1 FROM runs WHERE state = 'queued'") == []
