@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, case, func, literal, select, tuple_
+from sqlalchemy import Row, Select, and_, case, func, literal, select, true, tuple_
 from sqlalchemy.orm import Session, aliased
 from sqlalchemy.sql import ColumnElement
 
@@ -28,7 +28,16 @@ from rag_service.states import TERMINAL, PageState, RunState, Stage, WaitingFor
 
 # The run whose status and pages are shown, and the newest one.
 _Shown = aliased(Run, name="shown")
-_Latest = aliased(Run, name="latest")
+# Looked up for each listed document, so that a listing stops at its limit.
+_Latest = aliased(
+    Run,
+    select(Run)
+    .where(Run.document_id == Document.id)
+    .order_by(Run.number.desc())
+    .limit(1)
+    .lateral("latest"),
+    name="latest",
+)
 # A document with thousands of bad pages shows the first ones.
 _WARNED_PAGES_SHOWN = 200
 
@@ -72,12 +81,6 @@ def list_documents(chosen: Filter, limit: int, server: str | None) -> list[Docum
 
 
 def _documents(server: str | None) -> Select[Any]:
-    newest = (
-        select(func.max(Run.number))
-        .where(Run.document_id == Document.id)
-        .correlate(Document)
-        .scalar_subquery()
-    )
     return (
         select(
             Document,
@@ -87,7 +90,7 @@ def _documents(server: str | None) -> Select[Any]:
             func.clock_timestamp().label("now"),
         )
         .select_from(Document)
-        .join(_Latest, and_(_Latest.document_id == Document.id, _Latest.number == newest))
+        .join(_Latest, true())
         .outerjoin(_Shown, _Shown.id == Document.current_run_id)
         .where(Document.deleted_at.is_(None))
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, exists, func, literal, or_, select, update
+from sqlalchemy import Connection, Row, case, func, literal, or_, select, update
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql import ColumnElement
 
@@ -115,12 +115,14 @@ def is_due() -> ColumnElement[bool]:
 
 
 def server_is_out(server: str, run_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    """Whether an outage of the OCR server keeps this run waiting."""
-    return exists().where(
-        OcrServer.url == server,
-        OcrServer.state != ServerState.UP,
-        OcrServer.trial_run_id.is_distinct_from(run_id),
+    """Whether an outage of the OCR server keeps this run waiting.
+
+    Looked up once a query, not joined: a join would have every waiting run read and sorted.
+    """
+    trying = select(OcrServer.trial_run_id).where(
+        OcrServer.url == server, OcrServer.state != ServerState.UP
     )
+    return trying.exists() & trying.scalar_subquery().is_distinct_from(run_id)
 
 
 def bulk_held(connection: Connection, worker: str) -> int:

@@ -46,6 +46,8 @@ class Fault:
     # Whether what was killed runs again, and how long that took; None: nothing has to.
     is_back: Callable[[], bool] | None = None
     back_after: float = 0.0
+    # Whether nothing else could do its work meanwhile.
+    was_alone: bool = False
     wait: float = 0.0
 
     def waits(self) -> list[float] | None:
@@ -113,7 +115,7 @@ def _kill_kept(rig: Rig, place: str, fault: Fault, is_back: Callable[[int], bool
         pid = rig.keeper.at(place).pid
         return pid != old and is_back(pid)
 
-    fault.is_back = next_works
+    fault.is_back, fault.was_alone = next_works, place not in OCR_PLACES
     kill(old)
 
 
@@ -191,6 +193,7 @@ def kill_maintenance(rig: Rig) -> Fault:
 
 def empty_broker(rig: Rig) -> Fault:
     """FLUSHALL while doorbells wait in the queues and at the workers."""
+    _broker_pid(rig)
     _feed_some(rig)
     with redis.Redis.from_url(_broker_url()) as client:
         client.flushall()
@@ -199,14 +202,22 @@ def empty_broker(rig: Rig) -> Fault:
 
 def restart_broker(rig: Rig) -> Fault:
     """SIGKILL of the broker, which is started again on its port; documents come in meanwhile."""
+    pid = _broker_pid(rig)
     _feed_some(rig)
-    pid = rig.server_pid("valkey")
-    assert pid is not None
     kill(pid)
     fault = _under_way("broker killed and started again")
-    fault.is_back = lambda: broker.ping(get_settings()) is None
+    fault.is_back, fault.was_alone = lambda: broker.ping(get_settings()) is None, True
     _feed_some(rig)
     return fault
+
+
+def _broker_pid(rig: Rig) -> int:
+    """The broker's process, once it has come back from an earlier fault."""
+
+    def serving() -> int | None:
+        return rig.server_pid("valkey") if broker.ping(get_settings()) is None else None
+
+    return _until(serving, "the broker serves", rig)
 
 
 def _feed_some(rig: Rig) -> None:

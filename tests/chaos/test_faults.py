@@ -66,6 +66,8 @@ def test_a_storm_of_faults_costs_no_document_and_no_page(rig: Rig, seed: int) ->
             _until_a_page_is_read(rig)
             seen.append(rig.random.choice(list(PLAN))(rig))
     rig.wait_all(_PATIENCE)
+    for fault in seen:
+        fault.wait = max(fault.waits() or [0.0])
     verdict.require_all_whole(rig, rig.fed)
     above = verdict.require_few_requests(rig, seen)
     _report("storm", rig, seed, seen, above)
@@ -87,12 +89,10 @@ def test_a_worker_stopped_past_the_shipped_lease_costs_nothing_either(seed: int)
 
 
 def _require_short_waits(seen: list[Fault]) -> None:
-    """Nothing waits longer than a lease and one maintenance round, and the restart where it was
-    the only program of its kind that was killed."""
+    """A lease and one maintenance round, and the restart of what is there only once."""
     settings = get_settings()
     most = settings.lease.seconds + settings.maintenance.interval + _BELL
-    late = [fault for fault in seen if fault.wait > most + fault.back_after]
-    assert not late
+    assert not [f for f in seen if f.wait > most + (f.back_after if f.was_alone else 0)]
 
 
 def _one(rig: Rig, kind: Kind) -> Fault:

@@ -1,6 +1,7 @@
 """The parser `glmocr` against the fake OCR server: what each page becomes, and what it costs."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -396,7 +397,7 @@ def test_after_an_outage_one_page_goes_first_and_alone(reader):
 
 def test_pages_stay_alone_until_one_is_answered(reader):
     reader.watch.up = False
-    reader.server.default = fake.refusal(500)
+    reader.server.default = replace(fake.refusal(500), delay=0.1)
     reader.read(4)
     assert reader.server.peak == 1
 

@@ -265,7 +265,8 @@ def test_a_claim_goes_by_its_index(many):
         sent = statements_of(lambda stage=stage: sim.try_claim(stage, server=URL))
         [choosing] = [(s, p) for s, p in sent if "SKIP LOCKED" in s]
         nodes = plan_of(*choosing)
-        print(choosing); [print({k: v for k, v in n.items() if k != "Plans"}) for n in nodes]
+        print(choosing)
+        [print({k: v for k, v in n.items() if k != "Plans"}) for n in nodes]
         assert "ix_runs_claim" in {node.get("Index Name") for node in nodes}
         assert not {"Sort", "Incremental Sort", "Seq Scan"} & {
             node["Node Type"] for node in nodes if node.get("Relation Name") != "ocr_servers"

@@ -7,6 +7,7 @@ steps; after each step the rules must hold, and at the end every document gets i
 import uuid
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, Phase
 from hypothesis import settings as bounded
 from hypothesis import strategies as st
@@ -285,6 +286,7 @@ class Knowledgebase(RuleBasedStateMachine):
         assert runs.finish(run) in (RunState.PROCESSED, RunState.FAILED)
 
 
+@pytest.mark.timeout(300)
 def test_any_order_of_steps_keeps_the_rules(settings):
     run_state_machine_as_test(
         Knowledgebase,
