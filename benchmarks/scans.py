@@ -145,7 +145,8 @@ def show(results: dict[str, dict[str, Any]]) -> None:
 
 def compare(corpus: Path) -> None:
     scans = [Scan(path, truth, whole) for path, truth, whole in truths(corpus)]
-    print(f"{len(scans)} files, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")
+    load = os.getloadavg()[0]
+    print(f"{len(scans)} files, {os.cpu_count()} cores, load {load:.1f} before", flush=True)
     with running_stack(durable=True) as stack:
         stack.start([stack.plan.ocr_server(), *stack.plan.workers()])
         engine = stack.settings.cpu_ocr.engine
@@ -159,7 +160,7 @@ def compare(corpus: Path) -> None:
     if len(results) == 1:
         print("OCRmyPDF is absent: apt-get install ocrmypdf")
     RESULTS.mkdir(parents=True, exist_ok=True)
-    report = {"cores": os.cpu_count(), "engine": engine, "readers": results}
+    report = {"cores": os.cpu_count(), "load_before": load, "engine": engine, "readers": results}
     (RESULTS / "scans.json").write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -172,7 +172,10 @@ def _first(
     store.put_file(key, decrypted or path)
     with connection.begin():
         documents.insert_document(connection, new, key, document_id)
-        run_id = runs.add_run(connection, document_id, options.run, options.priority)
+        run_id = runs.add_run(
+            # The first run has no earlier one whose pages it could take over.
+            connection, document_id, options.run, options.priority, reuse_pages=False,
+        )  # fmt: skip
     return Accepted(document_id, RunState.QUEUED, duplicate=False, queued=True), run_id
 
 

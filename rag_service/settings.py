@@ -184,7 +184,9 @@ class CpuOcr(Section):
 
 
 class Prepare(Section):
-    worker_concurrency: Count = Field(description="Forks of the prepare worker.")
+    worker_concurrency: Count = Field(
+        description="Forks of the prepare worker; one of them is kept for interactive documents."
+    )
 
 
 class Retry(Section):

