@@ -9,7 +9,8 @@ RagServiceError
 │   └── PagesFailed, Cancelled, StorageUnavailable, OcrUnavailable, Internal
 ├── PageError              one page ends `failed` with this code
 │   ├── PageTooLarge, PageTimeout, PageUnrenderable
-│   └── OcrRejected, OcrEmpty
+│   ├── OcrRejected, OcrEmpty, PayloadTooLarge
+│   └── RemoteJobFailed, …TimedOut, …Expired, …Cancelled, RemoteResultMissing
 ├── RequestError           HTTP only: no row is made or changed
 │   └── Unauthorized, NotFound, InvalidOptions, OptionsDiffer, AlreadyActive, BacklogFull
 ├── FlowSignal             a worker lets go of a run; nobody's fault, no code of its own
@@ -176,6 +177,47 @@ class OcrEmpty(PageError):
     """The page has ink, but the OCR server returned no usable text."""
 
     code = "ocr_empty"
+
+
+class PayloadTooLarge(PageError):
+    """The page is too large for a job, even shrunk to 100 DPI."""
+
+    code = "payload_too_large"
+
+
+class RemoteJobFailed(PageError):
+    """The job that held the page failed on the remote service."""
+
+    code = "remote_job_failed"
+    retryable = True
+
+
+class RemoteJobTimedOut(PageError):
+    """The job that held the page did not end in its time."""
+
+    code = "remote_job_timed_out"
+    retryable = True
+
+
+class RemoteJobExpired(PageError):
+    """The job that held the page was dropped by the remote service before its result was taken."""
+
+    code = "remote_job_expired"
+    retryable = True
+
+
+class RemoteJobCancelled(PageError):
+    """The job that held the page was cancelled on the remote service by somebody else."""
+
+    code = "remote_job_cancelled"
+    retryable = True
+
+
+class RemoteResultMissing(PageError):
+    """The job ended without the page's result."""
+
+    code = "remote_result_missing"
+    retryable = True
 
 
 class RequestError(RagServiceError):

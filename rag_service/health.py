@@ -16,6 +16,7 @@ from rag_service import broker
 from rag_service.errors import ConfigurationError, RagServiceError
 from rag_service.knowledgebase import fleet, schema, servers
 from rag_service.knowledgebase.engine import begin, ping
+from rag_service.pdf import shrink
 from rag_service.settings import Settings
 from rag_service.states import ServerState, Stage
 from rag_service.storage import DocumentStore
@@ -80,12 +81,27 @@ def broker_faults(settings: Settings) -> list[Fault]:
     return [Fault(name="broker", message=message)]
 
 
+_UNSET = {
+    "direct": "ocr.base_url is not set (GLMOCR_BASE_URL).",
+    "runpod": "runpod.endpoint_id is not set (RUNPOD_ENDPOINT_ID).",
+}
+
+
+def shrinker_faults(settings: Settings) -> list[Fault]:
+    """Scans too large for a job are shrunk by Ghostscript, where jobs are sent at all."""
+    if settings.ocr.transport != "runpod" or not settings.pdf.downsample_oversized:
+        return []
+    if shrink.Shrinker.GHOSTSCRIPT in shrink.shrinkers_available():
+        return []
+    return [Fault(name="ghostscript", message=shrink.MISSING)]
+
+
 def fleet_faults(settings: Settings) -> list[Fault]:
     """Workers and maintenance were seen lately and the OCR server answers; needs PostgreSQL."""
     return [
         *_worker_faults(),
         *_maintenance_faults(settings.maintenance.lease),
-        *_server_faults(settings.ocr.base_url),
+        *_server_faults(settings),
     ]
 
 
@@ -111,11 +127,15 @@ def _maintenance_faults(lease_seconds: float) -> Iterator[Fault]:
     )
 
 
-def _server_faults(url: str | None) -> Iterator[Fault]:
-    if url is None:
-        yield Fault(name="ocr_server", message="ocr.base_url is not set (GLMOCR_BASE_URL).")
+def _server_faults(settings: Settings) -> Iterator[Fault]:
+    if settings.page_server is None:
+        yield Fault(name="ocr_server", message=_UNSET[settings.ocr.transport])
         return
-    record = servers.get(url)
-    if record is None or record.state in {ServerState.UP, ServerState.TRIAL}:
+    record = servers.get(settings.page_server)
+    if record is None:
         return
-    yield Fault(name="ocr_server", message=f"{record.state}: {record.message}")
+    if record.state not in {ServerState.UP, ServerState.TRIAL}:
+        yield Fault(name="ocr_server", message=f"{record.state}: {record.message}")
+    if record.alarm is not None:
+        name, _, message = record.alarm.partition(": ")
+        yield Fault(name=name, message=message)

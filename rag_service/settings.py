@@ -32,7 +32,7 @@ from rag_service.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 PACKAGED_CONFIG = Path(__file__).with_name("config.yaml")
-PREFIXES = ("RAG_SERVICE_", "GLMOCR_", "OCR_")
+PREFIXES = ("RAG_SERVICE_", "GLMOCR_", "OCR_", "RUNPOD_")
 CONFIG_VARIABLE = "RAG_SERVICE_CONFIG"
 # Read outside this tree: the config file's own name, and the CLI's secret for tests of `up`.
 OTHER_VARIABLES = frozenset({CONFIG_VARIABLE})
@@ -102,6 +102,10 @@ class Api(Section):
         json_schema_extra=_known_as("RAG_SERVICE_API_KEY"),
     )
 
+    public_url: str | None = Field(
+        description="Where RunPod reaches the API for its webhook; unset: none is asked for."
+    )
+
 
 class FlowerSettings(Section):
     host: str = Field(description="Address of Flower; beyond loopback only with credentials.")
@@ -131,6 +135,11 @@ class Pdf(Section):
     )
     child_max_documents: Count = Field(description="Documents before a render child is replaced.")
     child_max_mib: Count = Field(description="Memory at which a render child is replaced.")
+    downsample_oversized: bool = Field(
+        description="Shrink the pictures of a scan that is too large to send.",
+        json_schema_extra=_known_as("GLMOCR_DOWNSAMPLE_OVERSIZED"),
+    )
+    shrink_time_limit: Seconds = Field(description="Seconds for shrinking one document.")
 
 
 class Ocr(Section):
@@ -170,6 +179,89 @@ class Ocr(Section):
     outage_limit: Seconds = Field(
         description="Seconds without an answered page until waiting documents fail."
     )
+    transport: Literal["direct", "runpod"] = Field(
+        description="direct: to ocr.base_url; runpod: jobs of pages to a serverless endpoint."
+    )
+    layout: Literal["page", "auto"] = Field(
+        description="How the RunPod handler reads: whole pages, or as it sees fit."
+    )
+
+
+class RunPod(Section):
+    api_base: str = Field(
+        description="Base of RunPod's serverless API.",
+        json_schema_extra=_known_as("RUNPOD_API_BASE"),
+    )
+    endpoint_id: str | None = Field(
+        description="The endpoint that runs our handler.",
+        json_schema_extra=_known_as("RUNPOD_ENDPOINT_ID"),
+    )
+    api_key: SecretStr | None = Field(
+        description="RunPod's API key.", json_schema_extra=_known_as("RUNPOD_API_KEY")
+    )
+    connect_timeout: Seconds = Field(description="Seconds to connect to RunPod.")
+    request_timeout: Seconds = Field(description="Seconds of silence until a request is given up.")
+    max_body_bytes: Count = Field(description="Largest JSON body of a job; RunPod takes 10 MB.")
+    max_pages_per_job: Count = Field(description="Most pages of a job.")
+    workers: Count = Field(
+        description="The endpoint's most workers: a document is split to use them all."
+    )
+    max_live_jobs: Count = Field(description="Live jobs of the endpoint before none is posted.")
+    poll_window: Seconds = Field(
+        description="Seconds a fork follows its jobs before it goes to another document."
+    )
+    poll_min: Seconds = Field(description="Least seconds between polls of a job.")
+    poll_max: Seconds = Field(description="Most seconds between polls of a job.")
+    execution_base: Seconds = Field(description="executionTimeout of a job: this …")
+    execution_per_page: Seconds = Field(description="… and this for each page, in seconds.")
+    ttl: Seconds = Field(description="Seconds from the post until RunPod drops a job.")
+    deadline_margin: Seconds = Field(
+        description="Seconds before a job's ttl at which it is cancelled."
+    )
+    visible_after: Seconds = Field(
+        description="Age in seconds under which a job that RunPod does not know may yet appear."
+    )
+    repost_after: Seconds = Field(
+        description="Seconds after a lost answer until the one repost, where the handler has "
+        "a volume."
+    )
+    handler_volume: bool = Field(
+        description="Whether the endpoint has a network volume, on which a request's work is "
+        "done once."
+    )
+    no_worker_alarm: Seconds = Field(
+        description="Seconds a job may queue with no worker until health is degraded."
+    )
+    usd_per_gpu_second: Annotated[float, Field(ge=0)] = Field(
+        description="Price of the endpoint's GPU, for the cost's lower bound."
+    )
+
+
+class Handler(Section):
+    engine: str = Field(
+        description="What the RunPod handler's image reads pages with.",
+        json_schema_extra=_known_as("GLMOCR_ENGINE"),
+    )
+    volume: Annotated[Path, BeforeValidator(_expand)] = Field(
+        description="Folder on the endpoint's network volume for work done once; unused where "
+        "the folder above it is missing.",
+        json_schema_extra=_known_as("RUNPOD_HANDLER_VOLUME"),
+    )
+    skip_gpu_check: bool = Field(
+        description="Start without looking for a GPU, for tests.",
+        json_schema_extra=_known_as("RUNPOD_HANDLER_SKIP_GPU_CHECK"),
+    )
+    start_timeout: Seconds = Field(description="Seconds for the OCR server to come up.")
+    heartbeat: Seconds = Field(description="Seconds between signs of life on the volume.")
+    stale_after: Seconds = Field(
+        description="Seconds without a sign of life until another worker takes a key's work over."
+    )
+    progress_every: Seconds = Field(description="Seconds between progress updates of a job.")
+    max_output_bytes: Count = Field(description="Largest answer of a job; RunPod takes 10 MB.")
+    max_document_bytes: Count = Field(
+        description="Largest document of a job, fetched or unzipped."
+    )
+    download_timeout: Seconds = Field(description="Seconds for fetching a document by its URL.")
 
 
 class CpuOcr(Section):
@@ -249,6 +341,8 @@ class Settings(BaseSettings):
     parser: ParserSettings
     pdf: Pdf
     ocr: Ocr
+    runpod: RunPod
+    handler: Handler
     cpu_ocr: CpuOcr
     prepare: Prepare
     retry: Retry
@@ -257,6 +351,20 @@ class Settings(BaseSettings):
     document_timeout: DocumentTimeoutSettings
     maintenance: Maintenance
     embedded: Embedded
+
+    @property
+    def page_server(self) -> str | None:
+        """Where pages go: the OCR server, or the RunPod endpoint; None where none is set."""
+        if self.ocr.transport == "direct":
+            return self.ocr.base_url
+        if self.runpod.endpoint_id is None:
+            return None
+        return f"{self.runpod.api_base.rstrip('/')}/{self.runpod.endpoint_id}"
+
+    @property
+    def needs_ocr_server(self) -> bool:
+        """Whether `run` and `up` start the CPU server, because no other is named."""
+        return self.ocr.transport == "direct" and self.ocr.base_url is None
 
     @classmethod
     def settings_customise_sources(

@@ -12,6 +12,7 @@ class RunState(StrEnum):
     PREPARING = "preparing"
     READY = "ready"
     OCR = "ocr"
+    REMOTE = "remote"
     FINISHING = "finishing"
     PROCESSED = "processed"
     FAILED = "failed"
@@ -60,7 +61,40 @@ class WaitingFor(StrEnum):
     WORKER = "worker"
     QUEUE = "queue"
     OCR_SERVER = "ocr_server"
+    REMOTE_JOB = "remote_job"
     RETRY = "retry"
+
+
+class JobState(StrEnum):
+    """Where a post to a remote service is: one row a post."""
+
+    SUBMITTING = "submitting"
+    LOST = "lost"
+    LIVE = "live"
+    ENDED = "ended"
+
+
+class JobOutcome(StrEnum):
+    """How a post ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    EXPIRED = "expired"
+    MISSING = "missing"
+    REFUSED = "refused"
+    REPEATED = "repeated"
+
+
+class PostReason(StrEnum):
+    """Why a job was posted; anything but the first post of a page has a cause."""
+
+    FIRST = "first"
+    LOST_ANSWER = "lost_answer"
+    EXPIRED = "expired"
+    REMAINING_PAGES = "remaining_pages"
+    SECOND_TRY = "second_try"
 
 
 class Priority(IntEnum):

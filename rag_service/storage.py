@@ -54,8 +54,12 @@ class DocumentStore:
     ValueError for a key that neither source_key() nor working_key() made.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises ConfigurationError for a storage.url that is neither s3:// nor file://."""
+    def __init__(self, settings: Settings, *, create: bool = True) -> None:
+        """Raises ConfigurationError for a storage.url that is neither s3:// nor file://.
+
+        `create` makes the folder where there is none. Who only reads leaves it: a folder that
+        is away must not come back empty, as if its documents were gone.
+        """
         url = settings.storage.url
         self._folder = _folder(url, settings.data_dir)
         self._owner = os.getpid()
@@ -63,7 +67,7 @@ class DocumentStore:
             self._store: LocalStore | S3Store = _open_s3(str(url), _PATIENT, patience=30)
             self._probe: LocalStore | S3Store = _open_s3(str(url), _QUICK, patience=5)
         else:
-            self._store = self._probe = _open_folder(self._folder)
+            self._store = self._probe = _open_folder(self._folder, create=create)
 
     def put_file(self, key: str, path: Path) -> None:
         """Store the file's bytes under the key, whole or not at all; an older object is replaced.
@@ -199,9 +203,10 @@ def _folder(url: str | None, data_dir: Path) -> Path | None:
     )
 
 
-def _open_folder(folder: Path) -> LocalStore:
+def _open_folder(folder: Path, *, create: bool) -> LocalStore:
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if create:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return LocalStore(folder)
     except (BaseError, OSError) as error:
         raise StorageUnavailable(f"{folder}: {_sentence(error)}") from error

@@ -17,6 +17,7 @@ app.conf.update(
     task_routes={TASK_NAMES[stage]: {"queue": stage.value} for stage in Stage},
     # Explicit, so that a bare `celery worker` never takes the host's core count.
     worker_concurrency=settings.ocr.worker_concurrency,
+    worker_pool="workers.pool:TaskPool",
     worker_prefetch_multiplier=1,
     task_acks_late=True,
     # A lost child's run is released by the main process; its message must not come again.

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from rag_service import broker, lifecycle
 from rag_service.errors import OcrUnavailable
-from rag_service.knowledgebase import fleet, leases, runs, servers
+from rag_service.knowledgebase import fleet, leases, remote_jobs, runs, servers
 from rag_service.knowledgebase.engine import DatabaseError
 from rag_service.knowledgebase.fleet import Tenure
 from rag_service.logs import configure_logging
@@ -27,6 +27,8 @@ from rag_service.ocr.client import OcrClient, Probe
 from rag_service.settings import Settings
 from rag_service.states import ServerState, Stage
 from rag_service.storage import DocumentStore
+from workers.remote_poll import AT_ONCE, poll_due
+from workers.remote_watch import probe_endpoint, watch_queue
 from workers.server import ocr_server
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ class Maintenance:
         self._stop = stop
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._store = DocumentStore(settings)
-        self._beside = ThreadPoolExecutor(max_workers=2, thread_name_prefix="beside")
+        self._beside = ThreadPoolExecutor(max_workers=3, thread_name_prefix="beside")
         self._running: dict[str, Future[None]] = {}
         self._probed_at = float("-inf")
         # PostgreSQL was away until this moment: nobody could renew a lease before.
@@ -87,6 +89,7 @@ class Maintenance:
         for stage in Stage:
             self._ring(stage)
         self._start_beside("servers", self._tend_server)
+        self._start_beside("remote jobs", self._tend_remote_jobs)
         self._start_beside("removals", self._remove)
 
     def _ring(self, stage: Stage) -> None:
@@ -128,6 +131,16 @@ class Maintenance:
         if record.state is not ServerState.TRIAL and self._probe_is_due():
             self._judge(record.url, asyncio.run(self._probe()))
 
+    def _tend_remote_jobs(self) -> None:
+        """Poll jobs that no fork follows, carry out cancellations, wake runs to be posted anew."""
+        while not self._stop.is_set() and asyncio.run(poll_due(self._settings)) == AT_ONCE:
+            continue
+        runpod = self._settings.runpod
+        if runpod.handler_volume:
+            remote_jobs.wake_for_reposts(runpod.repost_after)
+        if self._settings.ocr.transport == "runpod":
+            asyncio.run(watch_queue(self._settings))
+
     def _probe_is_due(self) -> bool:
         now = time.monotonic()
         if now - self._probed_at < self._settings.ocr.probe_interval:
@@ -136,6 +149,8 @@ class Maintenance:
         return True
 
     async def _probe(self) -> Probe:
+        if self._settings.ocr.transport == "runpod":
+            return await probe_endpoint(self._settings.runpod)
         async with OcrClient(self._settings.ocr, connections=1) as client:
             return await client.probe()
 

@@ -16,7 +16,7 @@ from rag_service.parsers.registry import make_parser
 from rag_service.settings import get_settings
 from rag_service.states import ServerState, Stage
 from workers.celery_app import app
-from workers.held_run import HeldRun
+from workers.held_run import HeldRun, Work
 from workers.server import ocr_server
 from workers.source import opened
 from workers.stage import work_on_next
@@ -28,7 +28,16 @@ _ANSWERED_NOTE_SECONDS = 2.0
 @app.task(bind=True, name=TASK_NAMES[Stage.OCR])
 def read_pages(self: Any, run_id: str) -> str:  # noqa: ARG001
     """Answer a doorbell; the run it names is for the monitor's eyes only."""
-    return work_on_next(Stage.OCR, self.request.id, read_run)
+    return work_on_next(Stage.OCR, self.request.id, _reader())
+
+
+def _reader() -> Work:
+    """How this worker's pages travel."""
+    if get_settings().ocr.transport == "direct":
+        return read_run
+    from workers.remote_run import read_remotely
+
+    return read_remotely
 
 
 async def read_run(held: HeldRun) -> None:
@@ -53,8 +62,8 @@ async def _parse(held: HeldRun, due: list[PendingPage]) -> None:
         dpi=run.dpi,
         pages=[PageTask(page.number, page.tries) for page in due],
     )
-    async with opened(run) as (pdf, _):
-        await parser.parse(job, pdf, Sink(held, parser.version), Watch(held))
+    async with opened(run) as document:
+        await parser.parse(job, document.pdf, Sink(held, parser.version), Watch(held))
 
 
 class Sink:

@@ -10,12 +10,11 @@ from rag_service import broker
 from rag_service.broker import TASK_NAMES
 from rag_service.knowledgebase import pages, runs
 from rag_service.knowledgebase.pages import PlannedRow
-from rag_service.pdf.document import PdfWorker
-from rag_service.pdf.types import PdfWarning, PlannedPage, Preflight
+from rag_service.pdf.types import PdfWarning, PlannedPage
 from rag_service.states import OcrMode, PageState, Plan, Stage
 from workers.celery_app import app
 from workers.held_run import HeldRun
-from workers.source import opened
+from workers.source import OpenDocument, opened
 from workers.stage import work_on_next
 
 # Pages a transaction: the window that bounds memory and what a crash may cost.
@@ -33,11 +32,11 @@ async def prepare_run(held: HeldRun) -> None:
     run = held.run
     if run.reuse_pages:
         await held.call(lambda: pages.reuse(run))
-    async with opened(run) as (pdf, preflight):
-        held.page_count = preflight.pages
-        warnings = [_warning(warning) for warning in preflight.warnings]
-        await held.call(lambda: runs.note_preflight(run, preflight.pages, warnings))
-        await _plan_pages(held, pdf, preflight)
+    async with opened(run) as document:
+        held.page_count = document.preflight.pages
+        warnings = [_warning(warning) for warning in document.preflight.warnings]
+        await held.call(lambda: runs.note_preflight(run, document.preflight.pages, warnings))
+        await _plan_pages(held, document)
     if await held.call(lambda: pages.pending(run)):
         await held.call(lambda: runs.hand_to_ocr(run))
         broker.ring(Stage.OCR, run.id, run.filename)
@@ -45,13 +44,13 @@ async def prepare_run(held: HeldRun) -> None:
         await held.call(lambda: runs.finish(run))
 
 
-async def _plan_pages(held: HeldRun, pdf: PdfWorker, preflight: Preflight) -> None:
+async def _plan_pages(held: HeldRun, document: OpenDocument) -> None:
     run = held.run
     known = await held.call(lambda: pages.planned_numbers(run))
-    missing = [n for n in range(1, preflight.pages + 1) if n not in known]
+    missing = [n for n in range(1, document.preflight.pages + 1) if n not in known]
     # Closed at once when the run is let go: what is read ahead must not meet the next document.
     async with (
-        aclosing(pdf.plan(OcrMode(run.ocr), missing)) as planned,
+        aclosing(document.pdf.plan(OcrMode(run.ocr), missing)) as planned,
         aclosing(_windows(planned)) as windows,
     ):
         async for window in windows:

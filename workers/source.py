@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,7 @@ _WAITS_FOR_STORE = (1.0, 5.0, 20.0)
 
 @cache
 def _store(_pid: int) -> DocumentStore:
-    return DocumentStore(get_settings())
+    return DocumentStore(get_settings(), create=False)
 
 
 @cache
@@ -34,8 +35,17 @@ def _pdf_worker() -> PdfWorker:
     return PdfWorker(settings.pdf, settings.limits.max_pages)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenDocument:
+    """A document that the fork's render child has open, and its bytes on the disk."""
+
+    pdf: PdfWorker
+    preflight: Preflight
+    path: Path
+
+
 @asynccontextmanager
-async def opened(run: ClaimedRun) -> AsyncIterator[tuple[PdfWorker, Preflight]]:
+async def opened(run: ClaimedRun) -> AsyncIterator[OpenDocument]:
     """The run's document, open in the render child.
 
     Raises SourceMissing, StorageUnavailable after some tries, and what PdfWorker.open raises.
@@ -43,7 +53,7 @@ async def opened(run: ClaimedRun) -> AsyncIterator[tuple[PdfWorker, Preflight]]:
     with ExitStack() as stack:
         path = await _fetch(run.source_key, stack)
         preflight = await _pdf_worker().open(path, run.media_type)
-        yield _pdf_worker(), preflight
+        yield OpenDocument(_pdf_worker(), preflight, path)
 
 
 async def _fetch(key: str, stack: ExitStack) -> Path:

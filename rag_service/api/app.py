@@ -24,6 +24,7 @@ from rag_service.api import (
     problems,
     reference,
     reprocess,
+    webhooks,
 )
 from rag_service.api.services import Services
 from rag_service.logs import configure_logging
@@ -57,7 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     services = Services(settings)
     app.state.services = services
-    for part in (documents, events, pages, reprocess, health, metrics, reference):
+    for part in (documents, events, pages, reprocess, health, metrics, reference, webhooks):
         app.include_router(part.router)
     problems.install(app)
     # The last one added sees a request first.

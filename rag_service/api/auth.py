@@ -18,6 +18,8 @@ from rag_service.errors import ConfigurationError, Unauthorized
 from rag_service.settings import Api
 
 OPEN_PATHS = frozenset({"/health/live"})
+# Its token is its key.
+WEBHOOKS = "/webhooks/runpod/"
 _HTTP_PORT = 80
 
 
@@ -58,7 +60,8 @@ class Gate:
         headers = Headers(scope=scope)
         if self._key is None:
             return self._refuse_strangers(headers)
-        if scope["path"] in OPEN_PATHS or self._carries_key(headers):
+        path = scope["path"]
+        if path in OPEN_PATHS or path.startswith(WEBHOOKS) or self._carries_key(headers):
             return None
         return problems.answer_error(Unauthorized())
 

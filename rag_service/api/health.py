@@ -33,7 +33,7 @@ async def live() -> Alive:
 )
 async def ready(here: Here, response: Response) -> Health:
     """200 while documents can be accepted and read back; `degraded` names what else is amiss:
-    broker, prepare_worker, ocr_worker, maintenance, ocr_server.
+    broker, ghostscript, prepare_worker, ocr_worker, maintenance, ocr_server.
     """
     run = anyio.to_thread.run_sync
     database, storage, broker = await asyncio.gather(
@@ -42,7 +42,8 @@ async def ready(here: Here, response: Response) -> Health:
         run(health.broker_faults, here.settings),
     )
     fleet = [] if database else await run(partial(health.fleet_faults, here.settings))
-    found = Health.of(database + storage, broker + fleet)
+    shrinkers = health.shrinker_faults(here.settings)
+    found = Health.of(database + storage, broker + shrinkers + fleet)
     if found.status is HealthStatus.UNAVAILABLE:
         response.status_code = 503
     return found

@@ -52,7 +52,7 @@ class Services:
     @property
     def ocr_server(self) -> str | None:
         """The OCR server in use, as its record names it."""
-        return self.settings.ocr.base_url
+        return self.settings.page_server
 
 
 async def _services(request: Request) -> Services:

@@ -115,7 +115,7 @@ def _start(
     """Start the servers, and the programs without waiting for them."""
     from rag_service.cli.plan import Plan
 
-    own_ocr = settings.ocr.base_url is None and ocr is not OcrMode.OFF
+    own_ocr = settings.needs_ocr_server and ocr is not OcrMode.OFF
     settings = service.start_servers(_environment(settings, folder, own_ocr=own_ocr))
     plan = Plan(settings, folder / "logs", _DRAIN_SECONDS)
     programs = plan.prepare_only() if ocr is OcrMode.OFF else plan.workers()
@@ -195,7 +195,7 @@ def _follow(settings: Settings, sent: list[_Sent], service: LocalService) -> Non
     from rag_service.knowledgebase import catalogue
 
     def fetch(document_id: str) -> DocumentView:
-        view = catalogue.get_document(document_id, settings.ocr.base_url)
+        view = catalogue.get_document(document_id, settings.page_server)
         if view is None:
             raise NotFound()
         return view

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def up() -> None:
     """Start the whole service and stay; Ctrl-C brings it to a good end."""
     settings = begin_process()
-    own_ocr = settings.ocr.base_url is None
+    own_ocr = settings.needs_ocr_server
     _check(settings, own_ocr=own_ocr)
     service = LocalService(settings, settings.data_dir, durable=True)
     with stop_in_order(service.kill), LogFollower(settings.data_dir / "logs", PROGRAMS):
@@ -77,7 +77,7 @@ def _where(plan: Plan, *, own_ocr: bool) -> str:
     lines = [
         ("API and console", f"{plan.api_url()} ({door}); its description: {plan.api_url()}/docs"),
         ("Flower", plan.flower_url()),
-        ("OCR server", f"{settings.ocr.base_url}{' (ours, on the CPU)' if own_ocr else ''}"),
+        ("OCR server", f"{settings.page_server}{' (ours, on the CPU)' if own_ocr else ''}"),
         ("Data", str(settings.data_dir)),
         ("Logs", str(plan.logs)),
     ]

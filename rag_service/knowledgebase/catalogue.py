@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,7 +15,7 @@ from sqlalchemy.sql import ColumnElement
 from rag_service.knowledgebase.engine import get_engine
 from rag_service.knowledgebase.fleet import alive
 from rag_service.knowledgebase.leases import server_is_out
-from rag_service.knowledgebase.models import Document, Page, Run, WorkerRow
+from rag_service.knowledgebase.models import Document, Page, RemoteJob, Run, WorkerRow
 from rag_service.knowledgebase.views import (
     CostView,
     DocumentView,
@@ -100,6 +101,7 @@ def _waiting_for(server: str | None) -> ColumnElement[str | None]:
     """Why the newest run waits; null where it is held or has ended."""
     worker = select(WorkerRow.id).where(alive(), WorkerRow.stage == _stage()).correlate(_Latest)
     whens: list[tuple[ColumnElement[bool], Any]] = [
+        (_Latest.state == RunState.REMOTE, WaitingFor.REMOTE_JOB.value),
         (_Latest.state.not_in([Stage.PREPARE.waiting, Stage.OCR.waiting]), None),
     ]
     if server:
@@ -140,6 +142,7 @@ def _views(session: Session, query: Select[Any]) -> list[DocumentView]:
         counts=_page_counts(session, run_ids),
         warnings=_page_warnings(session, {_shown(row).id for row in rows}),
         positions=_queue_positions(session, waiting) if waiting else {},
+        costs=_costs(session, [row.Document.id for row in rows]),
     )
     return [_view(row, found) for row in rows]
 
@@ -151,6 +154,22 @@ class _Found:
     counts: dict[str, Counter[str]]
     warnings: dict[str, list[WarningView]]
     positions: dict[str, int]
+    costs: dict[str, CostView]
+
+
+def _costs(session: Session, document_ids: Sequence[str]) -> dict[str, CostView]:
+    """What all jobs of each document have cost at least: their execution, at their own price."""
+    seconds = RemoteJob.execution_ms / 1000.0
+    query = (
+        select(Run.document_id, func.sum(seconds), func.sum(seconds * RemoteJob.usd_per_second))
+        .join(Run, Run.id == RemoteJob.run_id)
+        .where(Run.document_id.in_(document_ids), RemoteJob.execution_ms.is_not(None))
+        .group_by(Run.document_id)
+    )
+    return {
+        document_id: CostView(gpu_seconds=round(float(gpu or 0), 3), usd=round(float(usd or 0), 6))
+        for document_id, gpu, usd in session.execute(query)
+    }
 
 
 def _shown(row: Row[Any]) -> Run:
@@ -214,7 +233,7 @@ def _view(row: Row[Any], found: _Found) -> DocumentView:
         eta_seconds=_eta(latest, latest_pages, row.now),
         error=_error(run),
         warnings=[WarningView.model_validate(w) for w in run.warnings] + found.warnings[run.id],
-        cost=CostView(),
+        cost=found.costs.get(document.id, CostView()),
         created_at=document.created_at,
         started_at=run.started_at,
         finished_at=run.finished_at,

@@ -11,9 +11,9 @@ from sqlalchemy import delete as delete_rows
 from sqlalchemy.sql import ColumnElement
 
 from rag_service.knowledgebase.engine import begin, get_engine
-from rag_service.knowledgebase.models import Document, Run, new_id
+from rag_service.knowledgebase.models import Document, RemoteJob, Run, new_id
 from rag_service.knowledgebase.text import clean
-from rag_service.states import TERMINAL, RunState
+from rag_service.states import TERMINAL, JobState, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +142,16 @@ class Hidden:
 
 
 def hidden_documents(limit: int) -> Sequence[Hidden]:
-    """Deleted documents whose rows and bytes are still to be removed."""
+    """Deleted documents whose rows and bytes are to be removed: their last job has ended."""
+    live = (
+        select(RemoteJob.id)
+        .join(Run, Run.id == RemoteJob.run_id)
+        .where(Run.document_id == Document.id, RemoteJob.state != JobState.ENDED)
+        .correlate(Document)
+    )
     query = (
         select(Document.id, Document.sha256, Document.source_key)
-        .where(Document.deleted_at.is_not(None))
+        .where(Document.deleted_at.is_not(None), ~live.exists())
         .order_by(Document.deleted_at)
         .limit(limit)
     )

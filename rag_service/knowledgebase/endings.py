@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import Connection, ScalarSelect, case, func, select, update
 
 from rag_service.errors import RagServiceError
-from rag_service.knowledgebase.models import Document, Page, Run
+from rag_service.knowledgebase.models import Document, Page, RemoteJob, Run
 from rag_service.knowledgebase.text import clean
-from rag_service.states import GOOD, HELD, TERMINAL, RunState
+from rag_service.states import GOOD, HELD, TERMINAL, JobState, RunState
 
 # The columns of a run's claim once nobody holds it.
 UNCLAIMED = {
@@ -55,8 +55,18 @@ def end_run(
     document_id = connection.scalar(ending)
     if document_id is None:
         return False
+    want_cancelled(connection, run_id)
     choose_current(connection, document_id)
     return True
+
+
+def want_cancelled(connection: Connection, run_id: str) -> None:
+    """A run that has ended needs no job any more, also none whose id arrives late."""
+    connection.execute(
+        update(RemoteJob)
+        .where(RemoteJob.run_id == run_id, RemoteJob.state != JobState.ENDED)
+        .values(cancel_wanted=True, next_poll_at=func.clock_timestamp())
+    )
 
 
 def choose_current(connection: Connection, document_id: str) -> None:

@@ -7,10 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     DateTime,
     ForeignKey,
     Index,
+    Integer,
     MetaData,
     SmallInteger,
     Text,
@@ -42,6 +44,7 @@ class Base(DeclarativeBase):
         datetime: DateTime(timezone=True),
         dict[str, Any]: JSONB,
         list[dict[str, Any]]: JSONB,
+        list[int]: ARRAY(Integer),
     }
 
 
@@ -146,6 +149,13 @@ class Page(Base):
     """A page of a run: the unit of storage, progress, resume and repair."""
 
     __tablename__ = "pages"
+    __table_args__ = (
+        Index(
+            "ix_pages_remote_job",
+            "remote_job_id",
+            postgresql_where=text("remote_job_id IS NOT NULL"),
+        ),
+    )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
@@ -170,6 +180,9 @@ class Page(Base):
 
     # The epoch of the claim under which the page was sent out; pages in hand when it is the run's.
     hand_epoch: Mapped[int | None]
+    # The live post that has the page, and why the next one would be made.
+    remote_job_id: Mapped[str | None]
+    repost_reason: Mapped[str | None]
     # Failed tries of the page beyond one retry schedule.
     tries: Mapped[int] = mapped_column(default=0)
     retry_at: Mapped[datetime | None]
@@ -178,6 +191,51 @@ class Page(Base):
     error_message: Mapped[str | None]
     error_retryable: Mapped[bool | None]
     stored_at: Mapped[datetime | None]
+
+
+class RemoteJob(Base):
+    """One post to another service: why it was made, what came of it, what it cost."""
+
+    __tablename__ = "remote_jobs"
+    __table_args__ = (
+        Index("ix_remote_jobs_run", "run_id"),
+        Index("ix_remote_jobs_due", "next_poll_at", postgresql_where=text("state <> 'ended'")),
+        Index("uq_remote_jobs_token", "token_sha256", unique=True),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(default="runpod")
+    # Kept with the job: today's settings may name another endpoint.
+    base_url: Mapped[str]
+    endpoint_id: Mapped[str]
+    remote_id: Mapped[str | None]
+    # The id a webhook brought for a lost answer, until the service itself confirms it.
+    hinted_id: Mapped[str | None]
+    token_sha256: Mapped[str]
+    request_key: Mapped[str]
+    pages: Mapped[list[int]]
+    reason: Mapped[str]
+    state: Mapped[str]
+    outcome: Mapped[str | None]
+    epoch: Mapped[int]
+    cancel_wanted: Mapped[bool] = mapped_column(default=False)
+    # We cancelled it because its time was over: what follows is a time-out.
+    deadline_passed: Mapped[bool] = mapped_column(default=False)
+    submitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    lost_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    next_poll_at: Mapped[datetime]
+    # A poller's claim on the job, so that no two polls store one result.
+    polled_until: Mapped[datetime | None]
+    last_status: Mapped[str | None]
+    polls: Mapped[int] = mapped_column(default=0)
+    delay_ms: Mapped[int | None] = mapped_column(BigInteger)
+    execution_ms: Mapped[int | None] = mapped_column(BigInteger)
+    usd_per_second: Mapped[float]
+    gauges: Mapped[dict[str, Any] | None]
+    error_message: Mapped[str | None]
 
 
 class OcrServer(Base):
@@ -192,6 +250,10 @@ class OcrServer(Base):
     last_success_at: Mapped[datetime | None]
     # The one run that may try the server with one page before all others go on.
     trial_run_id: Mapped[str | None]
+    # When it was last found out; a longer silence of ours is not its outage.
+    probed_at: Mapped[datetime | None]
+    # Something of the server that people should know although it answers.
+    alarm: Mapped[str | None]
 
 
 class WorkerRow(Base):

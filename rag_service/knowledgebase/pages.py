@@ -20,7 +20,18 @@ from rag_service.states import GOOD, PageState
 
 _PROGRESS = {"crashes": 0, "expiries": 0}
 # Columns that a reused page does not take over from the run it comes from.
-_OWN = frozenset({"run_id", "reused", "hand_epoch", "tries", "retry_at", "plan_reason"})
+_OWN = frozenset(
+    {
+        "run_id",
+        "reused",
+        "hand_epoch",
+        "tries",
+        "retry_at",
+        "plan_reason",
+        "remote_job_id",
+        "repost_reason",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +160,6 @@ def store(run: ClaimedRun, page: StoredPage) -> None:
     Raises LeaseLost.
     """
     again = page.retry_in is not None
-    values = {
-        **clean_tree(page.columns),
-        **_error_values(page.error),
-        "state": PageState.PENDING if again else page.state,
-        "markdown": clean(page.markdown),
-        "warnings": Page.warnings.op("||")(literal(clean_tree(page.warnings), Page.warnings.type)),
-        "hand_epoch": None,
-        "tries": Page.tries + 1 if again else Page.tries,
-        "retry_at": _due(page.retry_in),
-        "parser": run.parser,
-        "stored_at": None if again else func.clock_timestamp(),
-    }
     with begin() as connection:
         fence(connection, run, **({"epoch": Run.epoch} if again else _PROGRESS))
         connection.execute(
@@ -170,8 +169,37 @@ def store(run: ClaimedRun, page: StoredPage) -> None:
                 Page.number == page.number,
                 Page.state == PageState.PENDING,
             )
-            .values(**values)
+            .values(**_outcome_values(page))
         )
+
+
+def settle_pages(connection: Connection, job_id: str, pages: Sequence[StoredPage]) -> None:
+    """Store what a remote job brought: a page is written only while it is that job's own."""
+    for page in pages:
+        connection.execute(
+            update(Page)
+            .where(
+                Page.remote_job_id == job_id,
+                Page.number == page.number,
+                Page.state == PageState.PENDING,
+            )
+            .values(**_outcome_values(page))
+        )
+
+
+def _outcome_values(page: StoredPage) -> dict[str, Any]:
+    again = page.retry_in is not None
+    return {
+        **clean_tree(page.columns),
+        **_error_values(page.error),
+        "state": PageState.PENDING if again else page.state,
+        "markdown": clean(page.markdown),
+        "warnings": Page.warnings.op("||")(literal(clean_tree(page.warnings), Page.warnings.type)),
+        "hand_epoch": None,
+        "tries": Page.tries + 1 if again else Page.tries,
+        "retry_at": _due(page.retry_in),
+        "stored_at": None if again else func.clock_timestamp(),
+    }
 
 
 def _due(retry_in: float | None) -> Any:

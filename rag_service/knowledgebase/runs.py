@@ -99,6 +99,16 @@ def note_preflight(run: ClaimedRun, page_count: int, warnings: Sequence[dict[str
         fence(connection, run, page_count=page_count, warnings=clean_tree(warnings))
 
 
+def add_warnings(run: ClaimedRun, warnings: Sequence[dict[str, Any]]) -> None:
+    """Remark more on the run; what it says already is not said twice. Raises LeaseLost."""
+    with begin() as connection:
+        fence(connection, run, epoch=Run.epoch)
+        known = connection.scalar(select(Run.warnings).where(Run.id == run.id)) or []
+        new = [warning for warning in clean_tree(warnings) if warning not in known]
+        if new:
+            fence(connection, run, warnings=known + new)
+
+
 def hand_to_ocr(run: ClaimedRun) -> None:
     """Pages remain for OCR: let the run go to the next stage. Raises LeaseLost."""
     with begin() as connection:

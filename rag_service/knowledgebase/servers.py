@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.sql import ColumnElement
 
 from rag_service.errors import RagServiceError
 from rag_service.knowledgebase.endings import end_run
@@ -20,6 +21,8 @@ from rag_service.knowledgebase.models import OcrServer, Run
 from rag_service.knowledgebase.text import clean
 from rag_service.states import RunState, ServerState
 
+# Probes of a server that is out come more often than this.
+_USUAL_GAP = timedelta(minutes=5)
 _OUT = (ServerState.DOWN, ServerState.MISCONFIGURED)
 
 
@@ -32,6 +35,7 @@ class ServerRecord:
     message: str
     down_since: datetime | None
     last_success_at: datetime | None
+    alarm: str | None
 
 
 def get(url: str) -> ServerRecord | None:
@@ -42,7 +46,12 @@ def get(url: str) -> ServerRecord | None:
     if row is None:
         return None
     return ServerRecord(
-        row.url, ServerState(row.state), row.message, row.down_since, row.last_success_at
+        row.url,
+        ServerState(row.state),
+        row.message,
+        row.down_since,
+        row.last_success_at,
+        row.alarm,
     )
 
 
@@ -50,17 +59,25 @@ def mark_out(url: str, message: str, *, misconfigured: bool) -> None:
     """Note an outage; it lasts since the first such note after the last answered page."""
     state = ServerState.MISCONFIGURED if misconfigured else ServerState.DOWN
     message = clean(message)
+    now = func.clock_timestamp()
     change = {
         "state": state,
         "message": message,
-        "down_since": func.coalesce(OcrServer.down_since, func.clock_timestamp()),
+        "down_since": func.coalesce(OcrServer.down_since + _silence(), now),
         "trial_run_id": None,
+        "probed_at": now,
     }
     insert = upsert(OcrServer).values(
-        url=url, state=state, message=message, down_since=func.clock_timestamp()
+        url=url, state=state, message=message, down_since=now, probed_at=now
     )
     with begin() as connection:
         connection.execute(insert.on_conflict_do_update(index_elements=["url"], set_=change))
+
+
+def _silence() -> ColumnElement[timedelta]:
+    """How long nobody looked: our own absence must not count as the server's outage."""
+    gap = func.clock_timestamp() - func.coalesce(OcrServer.probed_at, func.clock_timestamp())
+    return func.greatest(gap - _USUAL_GAP, timedelta(0))
 
 
 def mark_answered(url: str) -> None:
@@ -77,6 +94,16 @@ def mark_answered(url: str) -> None:
             upsert(OcrServer)
             .values(url=url, **change)
             .on_conflict_do_update(index_elements=["url"], set_=change)
+        )
+
+
+def set_alarm(url: str, alarm: str | None) -> None:
+    """Note, or clear, what people should know of a server although it answers."""
+    with begin() as connection:
+        connection.execute(
+            update(OcrServer)
+            .where(OcrServer.url == url, OcrServer.alarm.is_distinct_from(alarm))
+            .values(alarm=alarm)
         )
 
 

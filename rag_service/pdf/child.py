@@ -5,18 +5,16 @@ Started by process.py as `python -m rag_service.pdf.child PARENT_PID LIMITS`.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
 import resource
-import signal
 import sys
 from typing import BinaryIO
 
+from rag_service.pdf.leash import die_with, lower
 from rag_service.pdf.limits import ChildLimits
 
-PR_SET_PDEATHSIG = 1
 MIB = 1 << 20
 # Address space is larger than memory: libraries and arenas, and a picture with its copies on top
 # of the size at which the child is replaced. Beyond it an allocation fails, not the machine.
@@ -25,7 +23,7 @@ ADDRESS_SPACE_BASE, ADDRESS_SPACE_FACTOR = 1024, 3
 
 def main() -> None:
     """Bind to the parent, keep stdout for frames alone, load MuPDF, serve."""
-    _die_with(int(sys.argv[1]))
+    die_with(int(sys.argv[1]))
     limits = ChildLimits(**json.loads(sys.argv[2]))
     answers = _take_stdout()
     _bound_memory(limits)
@@ -38,13 +36,6 @@ def main() -> None:
     Service(answers, limits).serve(sys.stdin.buffer)
 
 
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The parent may have died before that call.
-    if os.getppid() != parent:
-        sys.exit(1)
-
-
 def _take_stdout() -> BinaryIO:
     """A private handle to the pipe; whatever a library prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "wb")
@@ -53,12 +44,9 @@ def _take_stdout() -> BinaryIO:
 
 
 def _bound_memory(limits: ChildLimits) -> None:
-    most = (ADDRESS_SPACE_BASE + limits.max_mib * ADDRESS_SPACE_FACTOR) * MIB
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or most < hard:
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    lower(resource.RLIMIT_AS, (ADDRESS_SPACE_BASE + limits.max_mib * ADDRESS_SPACE_FACTOR) * MIB)
     # A crash of MuPDF on a hostile file is an expected event, not one to keep a dump of.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    lower(resource.RLIMIT_CORE, 0)
 
 
 if __name__ == "__main__":

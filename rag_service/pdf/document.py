@@ -20,7 +20,15 @@ from rag_service.errors import CorruptPdf, PageTimeout, PageUnrenderable, RagSer
 from rag_service.pdf.frames import Frame
 from rag_service.pdf.limits import ChildLimits
 from rag_service.pdf.process import ChildDied, ChildTimeout, RenderChild
-from rag_service.pdf.types import OcrMode, PdfWarning, Plan, PlannedPage, Preflight, RenderedPage
+from rag_service.pdf.types import (
+    OcrMode,
+    PdfWarning,
+    Plan,
+    PlannedPage,
+    Preflight,
+    RenderedPage,
+    ShrinkFailed,
+)
 
 if TYPE_CHECKING:
     from rag_service.settings import Pdf
@@ -33,7 +41,7 @@ _BY_CODE = {
     for error in (
         errors.UnsupportedType, errors.EmptyFile, errors.CorruptPdf, errors.EmptyPdf,
         errors.EncryptedPdf, errors.WrongPassword, errors.TooManyPages,
-        errors.PageTooLarge, errors.PageTimeout, errors.PageUnrenderable,
+        errors.PageTooLarge, errors.PageTimeout, errors.PageUnrenderable, ShrinkFailed,
     )
 }  # fmt: skip
 
@@ -138,6 +146,60 @@ class PdfWorker:
                 raise CorruptPdf(_opening_failed(error, self._limits.open_time_limit)) from error
         _raise_error(frame.head)
 
+    async def slice(
+        self,
+        source: Path,
+        pages: Sequence[int],
+        target: Path,
+        *,
+        dpi: int,
+        jpeg_quality: int | None = None,
+    ) -> tuple[PdfWarning, ...]:
+        """Write a PDF of just these pages (from 1) of a PDF or picture file to `target`.
+
+        Pages of a PDF are taken over as they are. Pictures, pages that cannot be taken over, and
+        all where `jpeg_quality` is given, are drawn at `dpi`. Raises CorruptPdf where no page is
+        to blame, else PageUnrenderable, PageTimeout, PageTooLarge. The open document stays open.
+        """
+        request = {
+            "do": "slice", "path": str(source), "pages": list(pages), "target": str(target),
+            "dpi": dpi, "jpeg_quality": jpeg_quality,
+        }  # fmt: skip
+        drawn, last = await self._tell(request)
+        number = drawn[-1].head["page"] if drawn else None
+        if isinstance(last, Frame):
+            _raise_error(last.head, number)
+            return _warnings(last.head["warnings"])
+        if number is None:
+            raise CorruptPdf(f"Taking pages out of the file {_ended(last)}.") from last
+        raise self._page_error(last, number) from last
+
+    async def rewrite_images(self, source: Path, dpi: int, target: Path, time_limit: float) -> None:
+        """Write a copy of a PDF whose finer pictures have `dpi` to `target`.
+
+        Raises ShrinkFailed and what opening raises. The open document stays open.
+        """
+        request = {
+            "do": "rewrite_images", "path": str(source), "dpi": dpi, "target": str(target),
+        }  # fmt: skip
+        async with self._turn:
+            try:
+                frame = await self._ask(request, time_limit)
+            except (ChildTimeout, ChildDied) as error:
+                raise ShrinkFailed(f"Rewriting the pictures {_ended(error)}.") from error
+        _raise_error(frame.head)
+
+    async def compare(self, original: Path, copy: Path) -> None:
+        """See whether a shrunk PDF shows what the original shows, page by page.
+
+        Raises ShrinkFailed that names what is missing, and what opening raises.
+        """
+        request = {"do": "compare", "path": str(original), "copy": str(copy)}
+        seen, last = await self._tell(request)
+        if not isinstance(last, Frame):
+            raise ShrinkFailed(f"Comparing page {len(seen) + 1} {_ended(last)}.") from last
+        _raise_error(last.head)
+
     async def close(self) -> None:
         """Kill the child; calls that still wait are cancelled. `open` may follow."""
         self._source = None
@@ -224,6 +286,36 @@ class PdfWorker:
             self._discard()
             raise
 
+    async def _tell(
+        self, request: dict[str, Any]
+    ) -> tuple[list[Frame], Frame | ChildTimeout | ChildDied]:
+        """An answer in several frames: those on the way, then the last one or what cut it off.
+
+        Asked twice where the child died, for another program may have killed it.
+        """
+        async with self._turn:
+            told = await self._tell_once(request)
+            return await self._tell_once(request) if isinstance(told[1], ChildDied) else told
+
+    async def _tell_once(
+        self, request: dict[str, Any]
+    ) -> tuple[list[Frame], Frame | ChildTimeout | ChildDied]:
+        frames: list[Frame] = []
+        child = await self._ready()
+        try:
+            child.send(Frame(request))
+            while True:
+                frame = await child.receive(self._limits.open_time_limit)
+                if "last" in frame.head or "error" in frame.head:
+                    return frames, frame
+                frames.append(frame)
+        except (ChildTimeout, ChildDied) as error:
+            self._discard()
+            return frames, error
+        except BaseException:
+            self._discard()
+            raise
+
     async def _ready(self) -> RenderChild:
         """A living child that has the document open."""
         if self._child is not None and (
@@ -291,6 +383,12 @@ def _batches(pages: Sequence[int]) -> Iterator[list[int]]:
     rest = iter(pages)
     while batch := list(islice(rest, BATCH)):
         yield batch
+
+
+def _ended(error: ChildTimeout | ChildDied) -> str:
+    if isinstance(error, ChildTimeout):
+        return "took too long"
+    return "brought the render process down"
 
 
 def _opening_failed(error: ChildTimeout | ChildDied, limit: float) -> str:

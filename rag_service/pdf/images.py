@@ -62,7 +62,7 @@ class ImageSource:
             )  # fmt: skip
         return PlannedPage(number, Plan.OCR, "a picture file", width, height)
 
-    def render(self, number: int, dpi: float) -> RenderedPage:
+    def render(self, number: int, dpi: float, jpeg_quality: int | None = None) -> RenderedPage:
         """At its own pixels, or fewer: those that `dpi` gives on its paper, and max_pixels."""
         try:
             with self._open() as file:
@@ -77,7 +77,7 @@ class ImageSource:
         width, height = (max(1, round(side * scale)) for side in image.size)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
-        return encode(image, number, resolution, self._limits.jpeg_quality)
+        return encode(image, number, resolution, jpeg_quality or self._limits.jpeg_quality)
 
     def close(self) -> None:
         """Nothing stays open between pages."""

@@ -20,6 +20,8 @@ MARGIN = 0.03
 # Room around a text box for ascenders, skew and the blur of a scan, in points.
 REACH = 3.0
 INK_SHARE = 0.004
+# A copy with less of the ink than this share has lost a picture; resampling keeps nearly all.
+KEPT_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,14 @@ def has_ink_outside(look: Look, boxes: Iterable[Box]) -> bool:
     edge_x, edge_y = int(image.width * MARGIN), int(image.height * MARGIN)
     inner = image.crop((edge_x, edge_y, image.width - edge_x, image.height - edge_y))
     return _ink(inner, paper) > INK_SHARE * inner.width * inner.height
+
+
+def has_lost_ink(original: Image.Image, copy: Image.Image) -> bool:
+    """True if a grey copy of a page shows much less than the original, or nothing where it did."""
+    if is_blank(original):
+        return False
+    paper = _paper(original)
+    return is_blank(copy) or _ink(copy, paper) < KEPT_SHARE * _ink(original, paper)
 
 
 def _paper(image: Image.Image) -> int:

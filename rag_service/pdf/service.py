@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rag_service.errors import PageUnrenderable, RagServiceError
-from rag_service.pdf import frames, preflight
+from rag_service.pdf import frames, preflight, recompress, slices
 from rag_service.pdf.frames import Frame
 from rag_service.pdf.limits import ChildLimits
 from rag_service.pdf.sources import Source, open_source
@@ -73,6 +73,28 @@ class Service:
     def _do_decrypt(self, head: dict[str, Any]) -> None:
         preflight.decrypt(Path(head["path"]), head["password"], Path(head["target"]))
         self._answer({})
+
+    def _do_slice(self, head: dict[str, Any]) -> None:
+        """One frame where pages could be taken over as they are; else one before each drawing."""
+        path, pages, target = Path(head["path"]), head["pages"], Path(head["target"])
+        warnings: list[tuple[str, str, int | None]] = []
+        if head["jpeg_quality"] or not slices.select(path, pages, target):
+            source = open_source(path, "", None, self._limits)
+            quality = head["jpeg_quality"] or slices.FINE_QUALITY
+            for drawn in slices.draw(source, pages, head["dpi"], quality, target):
+                self._answer({"page": drawn.number})
+                warnings += _warnings(drawn.warnings)
+            source.close()
+        self._answer({"last": True, "warnings": warnings})
+
+    def _do_rewrite_images(self, head: dict[str, Any]) -> None:
+        recompress.rewrite_images(Path(head["path"]), head["dpi"], Path(head["target"]))
+        self._answer({})
+
+    def _do_compare(self, head: dict[str, Any]) -> None:
+        for number in recompress.compare(Path(head["path"]), Path(head["copy"])):
+            self._answer({"page": number})
+        self._answer({"last": True})
 
     def _opened(self) -> Source:
         if self._source is None:

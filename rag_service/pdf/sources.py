@@ -24,7 +24,7 @@ class Source(Protocol):
 
     def plan(self, number: int, mode: OcrMode, *, pixels: bool) -> PlannedPage: ...
 
-    def render(self, number: int, dpi: float) -> RenderedPage: ...
+    def render(self, number: int, dpi: float, jpeg_quality: int | None = None) -> RenderedPage: ...
 
     def close(self) -> None: ...
 
@@ -47,12 +47,12 @@ class PdfSource:
         except preflight.MUPDF_ERRORS as error:
             raise _unrenderable(number, error) from error
 
-    def render(self, number: int, dpi: float) -> RenderedPage:
+    def render(self, number: int, dpi: float, jpeg_quality: int | None = None) -> RenderedPage:
         limits = self._limits
         try:
             return render_page(
                 self._page(number), number, dpi,
-                max_pixels=limits.max_pixels, jpeg_quality=limits.jpeg_quality,
+                max_pixels=limits.max_pixels, jpeg_quality=jpeg_quality or limits.jpeg_quality,
             )  # fmt: skip
         except preflight.MUPDF_ERRORS as error:
             raise _unrenderable(number, error) from error

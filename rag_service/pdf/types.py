@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from rag_service.errors import RagServiceError
 from rag_service.states import OcrMode, Plan
 
-__all__ = ["OcrMode", "PdfWarning", "Plan", "PlannedPage", "Preflight", "RenderedPage"]
+__all__ = [
+    "OcrMode", "PdfWarning", "Plan", "PlannedPage", "Preflight", "RenderedPage", "ShrinkFailed",
+]  # fmt: skip
+
+
+class ShrinkFailed(RagServiceError):
+    """A shrinker brought no file that can be trusted; the original is used."""
 
 
 @dataclass(frozen=True, slots=True)

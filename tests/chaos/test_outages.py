@@ -41,7 +41,9 @@ def test_postgres_killed_in_the_middle_costs_no_page_twice(rig: Rig) -> None:
 
 def test_a_document_store_that_is_away_for_a_moment_fails_no_document(rig: Rig) -> None:
     rig.start_programs()
-    _feed(rig)
+    # More documents than forks, so that some are still to be opened.
+    for _ in range(2):
+        _feed(rig)
     _wait_for_pages(rig, 5)
     folder = get_settings().data_dir / "documents"
     away = folder.with_name("away")

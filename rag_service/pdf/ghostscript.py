@@ -1,0 +1,130 @@
+"""Ghostscript as a shrinker: bounded in time and space, and never believed. Used by shrink.py.
+
+Its exit status proves nothing: it says 0 over one empty page for files that it could not open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+from functools import cache
+from pathlib import Path
+
+from rag_service.pdf import leash
+from rag_service.pdf.process import PASSED_ON
+from rag_service.pdf.types import ShrinkFailed
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "gs"
+# Ghostscript's names for its presets; /screen alone would go down to 72 DPI, which is illegible.
+PRESETS = {150: "/ebook", 100: "/screen"}
+# What it prints over a file that it could not read, or not all of.
+MARKERS = (
+    "couldn't initialise file", "no pages will be processed", "catalog dictionary not located",
+    "requires a password", "couldn't get page info", "page not found", "page drawing error",
+    "pdf interpreter encountered an error", "error: /",
+)  # fmt: skip
+# As PyMuPDF's threshold in recompress.py: nothing is gained from pictures a little finer.
+THRESHOLD = 1.1
+VERSION_LIMIT = 20.0
+# Output beyond this, at both ends, is thrown away; a broken file may bring gigabytes of it.
+KEPT_OUTPUT = 1 << 16
+ROOM = 64 << 20
+SPACE_FACTOR = 2
+
+
+def find() -> str | None:
+    """The program's path, looked for each time, since it may come and go."""
+    return shutil.which(PROGRAM)
+
+
+async def rewrite(source: Path, dpi: int, target: Path, time_limit: float) -> None:
+    """Write a copy of a PDF with pictures of at most about `dpi`, 150 or 100; raises ShrinkFailed.
+
+    That nothing was reported does not prove the copy: compare it with its original.
+    """
+    program = find()
+    if program is None:
+        raise ShrinkFailed("Ghostscript (gs) is not installed")
+    await _log_version(program)
+    space = source.stat().st_size * SPACE_FACTOR + ROOM
+    command = [program, *_options(dpi), f"-sOutputFile={target}", str(source)]
+    status, output = await _run(command, target.parent, space, time_limit)
+    for marker in MARKERS:
+        if marker in output.lower():
+            raise ShrinkFailed(f"Ghostscript could not read the file ({marker})")
+    if status != 0:
+        raise ShrinkFailed(f"Ghostscript ended with status {status}")
+    if not target.is_file():
+        raise ShrinkFailed("Ghostscript wrote no file")
+
+
+def _options(dpi: int) -> list[str]:
+    options = [
+        "-q", "-dSAFER", "-dBATCH", "-dNOPAUSE", "-sDEVICE=pdfwrite", "-dCompatibilityLevel=1.7",
+        f"-dPDFSETTINGS={PRESETS[dpi]}",
+        # The presets turn pages by the direction of their text and change colours.
+        "-dAutoRotatePages=/None", "-dColorConversionStrategy=/LeaveColorUnchanged",
+    ]  # fmt: skip
+    for kind in ("Color", "Gray"):
+        options += [
+            f"-dDownsample{kind}Images=true", f"-d{kind}ImageResolution={dpi}",
+            f"-d{kind}ImageDownsampleThreshold={THRESHOLD}",
+        ]  # fmt: skip
+    return options
+
+
+async def _log_version(program: str) -> None:
+    if program in _logged():
+        return
+    _logged().add(program)
+    # Some versions damage files; which one it was must be known afterwards.
+    _, output = await _run([program, "--version"], Path("/"), ROOM, VERSION_LIMIT)
+    log.info("Ghostscript %s is at %s.", output.strip()[:80] or "of unknown version", program)
+
+
+@cache
+def _logged() -> set[str]:
+    return set()
+
+
+async def _run(
+    command: list[str], folder: Path, file_bytes: int, time_limit: float
+) -> tuple[int, str]:
+    """Status and output (both streams); raises ShrinkFailed on time-out. Nothing outlives it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), str(file_bytes), *command,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT, cwd=folder, env=_environment(folder),
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(time_limit):
+            output = await _read(process.stdout)
+            return await process.wait(), output
+    except TimeoutError as error:
+        raise ShrinkFailed(f"Ghostscript took longer than {time_limit:g} s") from error
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _read(stream: asyncio.StreamReader | None) -> str:
+    kept = b""
+    while stream is not None and (chunk := await stream.read(KEPT_OUTPUT)):
+        kept += chunk
+        if len(kept) > 2 * KEPT_OUTPUT:
+            kept = kept[:KEPT_OUTPUT] + kept[-KEPT_OUTPUT:]
+    return kept.decode(errors="replace")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Nothing of ours that is secret; what it leaves behind lies in the caller's folder."""
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {**environment, "TMPDIR": str(folder)}

@@ -1,0 +1,99 @@
+"""Makes the pictures of a PDF coarser with whichever shrinker works. Used by the runpod room.
+
+The result is a picture for OCR and never a source of text: shrinkers ruin text layers. Health
+checks and workers ask here whether the first shrinker is there at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rag_service.errors import RagServiceError
+from rag_service.pdf import ghostscript
+from rag_service.pdf.document import PdfWorker
+
+log = logging.getLogger(__name__)
+
+# A whole document never gets this small; a file that Ghostscript could not read does.
+FLOOR = 50 * 1024
+MISSING = (
+    "Ghostscript (gs) is not installed: scans too large for a job are shrunk by PyMuPDF instead."
+)
+
+
+class Shrinker(StrEnum):
+    GHOSTSCRIPT = "ghostscript"
+    PYMUPDF = "pymupdf"
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkResult:
+    """The file to use: the shrunk one, or the original where `shrinker` is None.
+
+    `fell_back`: Ghostscript was missing, broken or slow; `reason` says it, or why nothing shrank.
+    """
+
+    path: Path
+    shrinker: Shrinker | None
+    fell_back: bool
+    reason: str
+
+
+def shrinkers_available() -> tuple[Shrinker, ...]:
+    """Best first; PyMuPDF is part of the package."""
+    first = () if ghostscript.find() is None else (Shrinker.GHOSTSCRIPT,)
+    return (*first, Shrinker.PYMUPDF)
+
+
+def warn_of_missing_shrinker() -> None:
+    """For the start of a process that sends jobs: say that it has to do without Ghostscript."""
+    if Shrinker.GHOSTSCRIPT not in shrinkers_available():
+        log.warning(MISSING)
+
+
+async def shrink(
+    pdf: PdfWorker, source: Path, dpi: int, target: Path, time_limit: float
+) -> ShrinkResult:
+    """A copy of a PDF with pictures of about `dpi`, 150 or 100, at `target`. Never raises.
+
+    `time_limit` is in seconds and for each shrinker. What cannot be proven to show the same
+    pages, and what did not get smaller, is not used.
+    """
+    fault = await _fault(ghostscript.rewrite(source, dpi, target, time_limit), pdf, source, target)
+    if fault is None:
+        return _smaller(source, target, Shrinker.GHOSTSCRIPT)
+    log.warning("%s; PyMuPDF shrinks instead.", fault)
+    second = await _fault(pdf.rewrite_images(source, dpi, target, time_limit), pdf, source, target)
+    if second is None:
+        return _smaller(source, target, Shrinker.PYMUPDF, fault)
+    log.warning("Nothing was shrunk: %s; %s.", fault, second)
+    return ShrinkResult(source, None, fell_back=True, reason=f"{fault}; {second}")
+
+
+async def _fault(work: Awaitable[None], pdf: PdfWorker, source: Path, target: Path) -> str | None:
+    """Have a shrinker work; why its file cannot be used, None where it shows the same pages."""
+    try:
+        await work
+        size = target.stat().st_size
+        if size < FLOOR <= source.stat().st_size:
+            return f"The shrunk file has only {size} bytes"
+        await pdf.compare(source, target)
+    except RagServiceError as error:
+        return error.message.rstrip(".")
+    except Exception as error:
+        # Whatever it is, the original is still there.
+        log.exception("A shrinker failed.")
+        return f"The shrinker failed ({type(error).__name__})"
+    return None
+
+
+def _smaller(source: Path, target: Path, shrinker: Shrinker, first_fault: str = "") -> ShrinkResult:
+    fell_back = bool(first_fault)
+    if target.stat().st_size >= source.stat().st_size:
+        reason = first_fault or "the file does not get smaller"
+        return ShrinkResult(source, None, fell_back, reason)
+    return ShrinkResult(target, shrinker, fell_back, first_fault)

@@ -1,0 +1,105 @@
+"""How a call to the fake RunPod service can go wrong, each by a name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fakes.loopback import Answer
+from tests.fakes.ocr_server import Gate
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Twist:
+    """One call's fate. `accepted`: whether it takes effect; the rest changes its answer.
+
+    `before` holds the call back until it takes effect, `after` its answer from then on.
+    """
+
+    accepted: bool = True
+    status: int | None = None
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    change: Callable[[Body], Body] | None = None
+    before: Gate | None = None
+    after: Gate | None = None
+    delay: float = 0.0
+    cut: str | None = None
+
+    def applied(self, honest: Answer) -> Answer:
+        """The answer that goes out in place of the honest one."""
+        body = honest.body if self.body is None else self.body
+        if self.change is not None and honest.status == 200:
+            body = json.dumps(self.change(json.loads(honest.body))).encode()
+        status = honest.status if self.status is None else self.status
+        return Answer(status, body, {**honest.headers, **self.headers}, self.cut)
+
+
+HONEST = Twist()
+# The call never reaches the service, or its answer never the caller.
+CUT_BEFORE = Twist(accepted=False, cut="whole")
+CUT_AFTER = Twist(cut="whole")
+HALF_AN_ANSWER = Twist(cut="half")
+HTML = Twist(
+    accepted=False, body=b"<!doctype html><title>Sign in</title>",
+    headers={"Content-Type": "text/html"},
+)  # fmt: skip
+HTML_AFTER = Twist(body=HTML.body, headers=HTML.headers)
+TRUNCATED_JSON = Twist(body=b'{"id": "0b7e", "status": "IN_QU')
+NO_ID = Twist(change=lambda body: {"status": body["status"]})
+
+
+def refused(status: int, message: str = "no", retry_after: str | None = None) -> Twist:
+    """An error instead of doing it: 401, 404, 429 with Retry-After, 500, 502, 503, …"""
+    headers = {} if retry_after is None else {"Retry-After": retry_after}
+    return Twist(False, status, json.dumps({"error": message}).encode(), headers)
+
+
+def failed_after(status: int) -> Twist:
+    """It is done, and the answer is an error all the same."""
+    return Twist(True, status, b"<html><body>upstream error</body></html>")
+
+
+def says(status: str, **more: Any) -> Twist:
+    """/status names this status, whatever is true: backwards, for ever, too early, unknown."""
+    return Twist(change=lambda body: {"id": body["id"], "status": status, **more})
+
+
+def says_failed(message: str, kind: str = "<class 'RuntimeError'>") -> Twist:
+    """FAILED with the JSON string that the worker loop makes of an exception."""
+    error = {"error_type": kind, "error_message": message, "error_traceback": "Traceback …"}
+    return says("FAILED", error=json.dumps(error))
+
+
+NO_OUTPUT = says("COMPLETED", executionTime=1000, delayTime=10)
+
+
+def without_pages(*pages: int) -> Twist:
+    """A result in which these pages are simply missing."""
+
+    def change(body: Body) -> Body:
+        output = body.get("output")
+        if not isinstance(output, dict) or "pages" not in output:
+            return body
+        kept = [page for page in output["pages"] if page["page"] not in pages]
+        return {**body, "output": {**output, "pages": kept}}
+
+    return Twist(change=change)
+
+
+def with_output(output: Any) -> Twist:
+    """COMPLETED with this output."""
+    return says("COMPLETED", output=output, delayTime=10, executionTime=1000)
+
+
+def held(before: Gate | None = None, after: Gate | None = None) -> Twist:
+    """Held back until the gate opens, before it takes effect or after."""
+    return Twist(before=before, after=after)
+
+
+def slow(seconds: float) -> Twist:
+    return Twist(delay=seconds)

@@ -1,0 +1,250 @@
+"""Polls jobs on RunPod and settles those that ended. Used by the ocr worker and maintenance."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from rag_service import errors
+from rag_service.errors import OcrRejected, PageError
+from rag_service.knowledgebase import remote_jobs, servers
+from rag_service.knowledgebase.pages import StoredPage
+from rag_service.knowledgebase.remote_jobs import JobRow
+from rag_service.runpod.client import (
+    EndpointRefused,
+    JobNotFound,
+    JobReport,
+    PollFailed,
+    RunPodClient,
+)
+from rag_service.runpod.jobs import (
+    CancelIt,
+    Ended,
+    Verdict,
+    Wait,
+    judge,
+    judge_unknown,
+    poll_interval,
+)
+from rag_service.runpod.wire import JobOutput, PageOutput
+from rag_service.settings import Settings
+from rag_service.states import JobOutcome, PageState, PostReason
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# Polls at once; RunPod allows an endpoint 400.
+AT_ONCE = 20
+_REFUSED_PAUSE = 30.0
+# What a page's error on the handler's side is called here; the same again changes nothing.
+_LASTING = {
+    error.code: error
+    for error in (
+        errors.PageTooLarge,
+        errors.PageTimeout,
+        errors.PageUnrenderable,
+        errors.OcrRejected,
+    )
+}
+
+
+async def poll_due(settings: Settings, *, run_id: str | None = None) -> int:
+    """Poll the jobs whose time has come; how many were."""
+    due = await _call(lambda: remote_jobs.claim_due(AT_ONCE, run_id=run_id))
+    by_endpoint: dict[tuple[str, str], list[JobRow]] = {}
+    for job in due:
+        by_endpoint.setdefault((job.base_url, job.endpoint_id), []).append(job)
+    for (base_url, endpoint_id), jobs in by_endpoint.items():
+        client = RunPodClient(settings.runpod, base_url=base_url, endpoint_id=endpoint_id)
+        async with client:
+            await asyncio.gather(*(_poll(job, client, settings) for job in jobs))
+    return len(due)
+
+
+async def _poll(job: JobRow, client: RunPodClient, settings: Settings) -> None:
+    remote_id = job.remote_id or job.hinted_id
+    if remote_id is None:
+        await _wait_for_id(job, settings)
+        return
+    pause = poll_interval(job.age, settings.runpod)
+    try:
+        report = await client.status(remote_id)
+    except JobNotFound:
+        if job.remote_id is None:
+            # A webhook named an id that RunPod does not confirm.
+            await _call(lambda: remote_jobs.note_poll(job.id, next_in=pause))
+            return
+        await _apply(job, judge_unknown(job, settings.runpod), client, remote_id, None)
+    except PollFailed as error:
+        log.info("Job %s: the poll failed: %s", remote_id, error)
+        wait = max(pause, error.retry_after or 0.0)
+        await _call(lambda: remote_jobs.note_poll(job.id, next_in=wait))
+    except EndpointRefused as error:
+        message = error.message
+        await _call(lambda: servers.mark_out(client.url, message, misconfigured=True))
+        await _call(lambda: remote_jobs.note_poll(job.id, next_in=_REFUSED_PAUSE))
+    else:
+        await _apply(job, judge(job, report, settings.runpod), client, remote_id, report)
+
+
+async def _wait_for_id(job: JobRow, settings: Settings) -> None:
+    """No id came yet: past its ttl there will be none."""
+    if job.left > 0:
+        pause = min(settings.runpod.poll_max, max(job.left, settings.runpod.poll_min))
+        await _call(lambda: remote_jobs.note_poll(job.id, next_in=pause))
+        return
+    verdict = judge_unknown(job, settings.runpod)
+    if isinstance(verdict, Ended):
+        await _settle(job, verdict, None)
+
+
+async def _apply(
+    job: JobRow,
+    verdict: Verdict,
+    client: RunPodClient,
+    remote_id: str,
+    report: JobReport | None,
+) -> None:
+    if isinstance(verdict, Ended):
+        await _settle(job, verdict, report)
+        return
+    pause = verdict.seconds if isinstance(verdict, Wait) else 0.0
+    if isinstance(verdict, CancelIt):
+        pause = await _cancel(job, client, remote_id)
+    told = _told(report)
+    await _call(
+        lambda: remote_jobs.note_poll(
+            job.id,
+            next_in=pause,
+            status=told.get("last_status"),
+            delay_ms=told.get("delay_ms"),
+            execution_ms=told.get("execution_ms"),
+            adopted_id=None if job.remote_id else remote_id,
+            deadline_passed=isinstance(verdict, CancelIt) and not job.cancel_wanted,
+        )
+    )
+
+
+async def _cancel(job: JobRow, client: RunPodClient, remote_id: str) -> float:
+    """Ask for the cancellation; seconds until the confirmation is looked for."""
+    log.info("Cancelling job %s of run %s", remote_id, job.run_id)
+    try:
+        await client.cancel(remote_id)
+    except PollFailed as error:
+        log.warning("Job %s could not be cancelled yet: %s", remote_id, error)
+        return max(error.retry_after or 0.0, 5.0)
+    except EndpointRefused as error:
+        log.warning("Job %s may not be cancelled: %s", remote_id, error)
+        return _REFUSED_PAUSE
+    return 1.0
+
+
+async def _settle(job: JobRow, ended: Ended, report: JobReport | None) -> None:
+    pages, reasons = results(job, ended)
+    told = _told(report)
+    if ended.output is not None and ended.output.gauges is not None:
+        told["gauges"] = ended.output.gauges.model_dump()
+    if ended.outcome is not JobOutcome.COMPLETED:
+        told["error_message"] = ended.error.message
+    if ended.output is not None and ended.output.debug:
+        log.info("Job of run %s says: %s", job.run_id, " | ".join(ended.output.debug))
+    await _call(lambda: remote_jobs.settle(job, ended.outcome, pages, reasons, told))
+    log.info("A job of run %s ended: %s", job.run_id, ended.outcome)
+
+
+def _told(report: JobReport | None) -> dict[str, Any]:
+    if report is None:
+        return {}
+    told = {
+        "last_status": report.word,
+        "delay_ms": report.delay_ms,
+        "execution_ms": report.execution_ms,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def results(job: JobRow, ended: Ended) -> tuple[list[StoredPage], dict[int, PostReason]]:
+    """What the job's end stores of each of its pages, and why those left would be posted again."""
+    found = {page.page: page for page in (ended.output.pages if ended.output else [])}
+    remaining = _remaining(ended.output)
+    stored: list[StoredPage] = []
+    reasons: dict[int, PostReason] = {}
+    for number in job.pages:
+        if number in remaining:
+            reasons[number] = PostReason.REMAINING_PAGES
+            continue
+        page = found.get(number)
+        if page is not None and page.error is None:
+            stored.append(_read(page, ended.output))
+            continue
+        error, lasting = _page_error(page, ended)
+        again = None if lasting or job.reason is ended.repost else ended.repost
+        if again is not None:
+            reasons[number] = again
+        stored.append(_failed(number, error, again))
+    return stored, reasons
+
+
+def _remaining(output: JobOutput | None) -> set[int]:
+    """Pages that did not fit the answer; an answer that brought none at all made no progress."""
+    if output is None or not output.pages:
+        return set()
+    return set(output.remaining_pages) - {page.page for page in output.pages}
+
+
+def _page_error(page: PageOutput | None, ended: Ended) -> tuple[PageError, bool]:
+    """The page's own error, or the job's; and whether the same again would change nothing."""
+    if page is None or page.error is None:
+        return ended.error, False
+    known = _LASTING.get(page.error.code)
+    if known is not None:
+        return known(page.error.message), True
+    return OcrRejected(f"{page.error.message} ({page.error.code})"), False
+
+
+def _failed(number: int, error: PageError, again: PostReason | None) -> StoredPage:
+    return StoredPage(
+        number=number,
+        state=PageState.FAILED,
+        markdown="",
+        columns={},
+        error=None if again else error,
+        retry_in=0.0 if again else None,
+    )
+
+
+def _read(page: PageOutput, output: JobOutput | None) -> StoredPage:
+    engine = output.engine if output else None
+    state, warnings = _state(page)
+    return StoredPage(
+        number=page.page,
+        state=state,
+        markdown=page.markdown.strip(),
+        columns={
+            "finish_reason": page.finish_reason,
+            "prompt_tokens": page.tokens.prompt,
+            "completion_tokens": page.tokens.completion,
+            "seconds": page.seconds,
+            "engine": engine.name if engine else None,
+            "model": engine.model if engine else None,
+            "parser_version": engine.version if engine else None,
+        },
+        warnings=warnings,
+    )
+
+
+def _state(page: PageOutput) -> tuple[PageState, Sequence[dict[str, str]]]:
+    """The handler sends what two readings found; what it is called is decided here."""
+    if not page.markdown.strip():
+        message = "Two readings found ink but no writing."
+        return PageState.NO_TEXT, [{"code": "page_without_text", "message": message}]
+    if page.finish_reason == "length":
+        message = "The text stops at the token limit."
+        return PageState.TRUNCATED, [{"code": "page_truncated", "message": message}]
+    return PageState.OCR, []
+
+
+async def _call(function: Callable[[], T]) -> T:
+    return await asyncio.to_thread(function)

@@ -1,0 +1,287 @@
+"""A run whose pages are read by jobs on RunPod: posted once, followed for a while, left to others.
+
+Used by the ocr worker where ocr.transport is `runpod`. Whatever crashes, the rows say which post
+has which page; a fork that comes later goes on from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from rag_service.errors import (
+    Draining,
+    LeaseLost,
+    OcrMisconfigured,
+    OcrOutage,
+    PayloadTooLarge,
+    RagServiceError,
+)
+from rag_service.knowledgebase import leases, pages, remote_jobs, runs, servers
+from rag_service.knowledgebase.engine import DatabaseError, is_outage
+from rag_service.knowledgebase.pages import StoredPage
+from rag_service.knowledgebase.remote_jobs import FreePage, JobRow, NewJob
+from rag_service.retry import TryAgain, page_schedule
+from rag_service.runpod.client import (
+    BodyRefused,
+    EndpointRefused,
+    LostAnswer,
+    NotAccepted,
+    RunPodClient,
+)
+from rag_service.runpod.jobs import request_key, token_digest
+from rag_service.runpod.payload import Envelope, Payload, PayloadMaker, Refused
+from rag_service.settings import Settings, get_settings
+from rag_service.states import JobState, PageState, PostReason
+from workers.held_run import HeldRun
+from workers.remote_poll import poll_due
+from workers.source import opened
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+# At the endpoint's limit of live jobs a run looks again after this many seconds.
+_LIMIT_PAUSE = 15.0
+# Tries, a second apart, to write down what RunPod answered.
+_PATIENCE = 600
+
+
+async def read_remotely(held: HeldRun) -> None:
+    """Post what no job has, follow the jobs for a window, then finish or let go of the run.
+
+    Raises OcrOutage where RunPod takes no job, LeaseLost.
+    """
+    await RemoteRun(held, get_settings()).work()
+
+
+class RemoteRun:
+    """One fork's time with a run."""
+
+    def __init__(self, held: HeldRun, settings: Settings) -> None:
+        self._held = held
+        self._run = held.run
+        self._settings = settings
+        self._until = time.monotonic() + settings.runpod.poll_window
+
+    async def work(self) -> None:
+        """Until the run is finished, or nothing is left to do for this fork."""
+        await self._held.call(lambda: remote_jobs.note_interrupted(self._run))
+        while not await self._turn():
+            await asyncio.sleep(_TICK_SECONDS)
+
+    async def _turn(self) -> bool:
+        """One look at the run; True where the fork is done with it."""
+        try:
+            self._held.check_drain()
+        except Draining:
+            await self._let_go(0.0)
+            return True
+        await self._repeat_lost()
+        await self._post_free()
+        await poll_due(self._settings, run_id=self._run.id)
+        if not await self._held.call(lambda: pages.pending(self._run)):
+            await self._held.call(lambda: runs.finish(self._run))
+            return True
+        jobs = await self._jobs()
+        if jobs and time.monotonic() < self._until:
+            return False
+        wait = await self._held.call(lambda: pages.seconds_until_due(self._run))
+        await self._let_go(max(wait, _LIMIT_PAUSE))
+        return True
+
+    async def _let_go(self, pause: float) -> None:
+        """To maintenance while jobs are live, else back to the queue."""
+        if await self._jobs():
+            await self._held.call(lambda: remote_jobs.leave_to_maintenance(self._run))
+        else:
+            await self._held.call(lambda: leases.release(self._run, retry_in=pause))
+
+    async def _jobs(self) -> list[JobRow]:
+        return await self._held.call(lambda: remote_jobs.jobs_of(self._run.id))
+
+    async def _repeat_lost(self) -> None:
+        """Free the pages of a lost post once it is safe to post the same again."""
+        for job in await self._jobs():
+            if job.state is JobState.LOST and self._may_repeat(job):
+                await self._held.call(partial(remote_jobs.repeat, self._run, job.id))
+
+    def _may_repeat(self, job: JobRow) -> bool:
+        """Where the handler has a volume, two jobs of one key do the work once."""
+        if job.hinted_id is not None:
+            return False
+        runpod = self._settings.runpod
+        soon = runpod.handler_volume and (job.lost_for or 0.0) >= runpod.repost_after
+        return soon or job.left <= 0
+
+    async def _post_free(self) -> None:
+        if any(job.state is JobState.LOST for job in await self._jobs()):
+            # What swallowed one post would swallow the next.
+            return
+        free = await self._held.call(lambda: remote_jobs.free_pages(self._run))
+        if not free:
+            return
+        async with self._poster() as poster:
+            for reason, group in groupby(sorted(free, key=_by_reason), key=lambda p: p.reason):
+                if not await poster.post(reason, [page.number for page in group]):
+                    return
+
+    @asynccontextmanager
+    async def _poster(self) -> AsyncIterator[Poster]:
+        runpod = self._settings.runpod
+        client = RunPodClient(runpod, base_url=runpod.api_base, endpoint_id=str(runpod.endpoint_id))
+        async with opened(self._run) as document, client:
+            maker = PayloadMaker(
+                self._settings,
+                document.pdf,
+                document.path,
+                self._run.media_type,
+                self._run.filename,
+            )
+            yield Poster(self._held, self._settings, client, maker)
+
+
+def _by_reason(page: FreePage) -> tuple[str, int]:
+    return page.reason, page.number
+
+
+class Poster:
+    """Makes posts: each has its row before it goes out."""
+
+    def __init__(
+        self, held: HeldRun, settings: Settings, client: RunPodClient, maker: PayloadMaker
+    ) -> None:
+        self._held = held
+        self._run = held.run
+        self._settings = settings
+        self._client = client
+        self._maker = maker
+        self._tokens: dict[tuple[int, ...], str] = {}
+
+    async def post(self, reason: PostReason, numbers: Sequence[int]) -> bool:
+        """Post the pages in as many jobs as they need; False where posting must pause.
+
+        Raises OcrOutage, LeaseLost, Draining.
+        """
+        async with aclosing(self._maker.make(numbers, self._envelope)) as payloads:
+            async for made in payloads:
+                if isinstance(made, Refused):
+                    await self._fail([made.page], made.error)
+                elif not await self._post(made, reason):
+                    return False
+        return True
+
+    def _envelope(self, numbers: Sequence[int]) -> Envelope:
+        """What goes around the pages of one job; its webhook carries a token of its own."""
+        runpod, token = self._settings.runpod, secrets.token_urlsafe(32)
+        self._tokens[tuple(numbers)] = token
+        seconds = runpod.execution_base + runpod.execution_per_page * len(numbers)
+        public = self._settings.api.public_url
+        return Envelope(
+            request_key=request_key(self._run.id, self._run.fingerprint, numbers),
+            dpi=self._run.dpi,
+            layout=self._settings.ocr.layout,
+            max_tokens=self._settings.ocr.max_tokens,
+            execution_timeout_ms=int(seconds * 1000),
+            ttl_ms=int(runpod.ttl * 1000),
+            webhook=f"{public.rstrip('/')}/webhooks/runpod/{token}" if public else None,
+        )
+
+    async def _post(self, payload: Payload, reason: PostReason) -> bool:
+        self._held.check_drain()
+        if payload.warnings:
+            warnings = [asdict(warning) for warning in payload.warnings]
+            await self._held.call(partial(runs.add_warnings, self._run, warnings))
+        job = self._row(payload, reason)
+        most = self._settings.runpod.max_live_jobs
+        job_id = await self._held.call(lambda: remote_jobs.open_job(self._run, job, most_live=most))
+        if job_id is None:
+            return False
+        try:
+            await self._send(payload, job_id)
+        except BodyRefused as error:
+            await self._surely(partial(remote_jobs.note_refused, job_id, error.message))
+            await self._fail(payload.pages, PayloadTooLarge(f"RunPod refused it: {error.message}"))
+        except LostAnswer as error:
+            await self._surely(partial(remote_jobs.note_lost, job_id, error.message))
+            if reason is PostReason.LOST_ANSWER:
+                raise OcrOutage(error.message) from error
+            return False
+        except (OcrOutage, LeaseLost) as error:
+            await self._surely(partial(remote_jobs.note_refused, job_id, error.message))
+            raise
+        return True
+
+    def _row(self, payload: Payload, reason: PostReason) -> NewJob:
+        runpod = self._settings.runpod
+        return NewJob(
+            base_url=runpod.api_base,
+            endpoint_id=str(runpod.endpoint_id),
+            request_key=request_key(self._run.id, self._run.fingerprint, payload.pages),
+            token_sha256=token_digest(self._tokens[payload.pages]),
+            pages=payload.pages,
+            reason=reason,
+            ttl=runpod.ttl,
+            usd_per_second=runpod.usd_per_gpu_second,
+        )
+
+    async def _send(self, payload: Payload, job_id: str) -> None:
+        """Only a post that was certainly not accepted is made again."""
+        schedule = page_schedule(self._settings.retry)
+        try:
+            await schedule(self._send_once, payload, job_id)
+        except TryAgain as error:
+            raise OcrOutage(str(error)) from error
+
+    async def _send_once(self, payload: Payload, job_id: str) -> None:
+        self._held.check()
+        await self._held.call(lambda: leases.require(self._run))
+        await _to_its_end(self._run_and_keep(payload.body, job_id))
+
+    async def _run_and_keep(self, body: bytes, job_id: str) -> None:
+        """The id is kept whoever holds the run by now."""
+        try:
+            remote_id = await self._client.run(body)
+        except NotAccepted as error:
+            raise TryAgain(error.message, error.retry_after) from error
+        except EndpointRefused as error:
+            raise OcrMisconfigured(error.message) from error
+        await self._surely(lambda: remote_jobs.store_remote_id(job_id, remote_id))
+        await self._surely(lambda: servers.mark_answered(self._client.url))
+        log.info("Run %s: job %s posted", self._run.id, remote_id)
+
+    async def _surely(self, write: Callable[[], object]) -> None:
+        """Write what no other fork could know, through an outage of PostgreSQL too."""
+        for _ in range(_PATIENCE):
+            try:
+                await asyncio.to_thread(write)
+            except DatabaseError as error:
+                if not is_outage(error):
+                    raise
+                log.warning("PostgreSQL is away, an answer of RunPod waits for it: %s", error)
+                await asyncio.sleep(_TICK_SECONDS)
+            else:
+                return
+        raise OcrOutage("PostgreSQL was away for too long.")
+
+    async def _fail(self, numbers: Sequence[int], error: RagServiceError) -> None:
+        for number in numbers:
+            page = StoredPage(number, PageState.FAILED, "", {}, error=error)
+            await self._held.call(partial(pages.store, self._run, page))
+
+
+async def _to_its_end(post: Coroutine[Any, Any, None]) -> None:
+    """A post that has begun is not broken off by a lost lease or a cancel: its id would be lost."""
+    task = asyncio.create_task(post)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

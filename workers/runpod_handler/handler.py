@@ -1,0 +1,97 @@
+"""The RunPod worker: `python -m workers.runpod_handler.handler [OCR server's command …]`.
+
+Starts the OCR server, waits for it, takes jobs one at a time until SIGTERM. The two live and die
+together: a server that does not come up, or ends, ends the worker with exit status 1.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import runpod
+
+from rag_service.errors import ConfigurationError, RagServiceError
+from rag_service.logs import configure_logging
+from rag_service.settings import Settings, load_settings
+from workers.runpod_handler import start_checks
+from workers.runpod_handler.debug_lines import DebugLines, collect
+from workers.runpod_handler.faults import ServerUnhealthy
+from workers.runpod_handler.job import JobRunner
+from workers.runpod_handler.ocr_server import OcrServer
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """What runpod's loop calls: the start check and the handler."""
+
+    def __init__(self, settings: Settings, server: OcrServer, debug: DebugLines) -> None:
+        self._settings = settings
+        self._server = server
+        self._debug = debug
+        self._runner = JobRunner(settings, server, debug)
+
+    async def ocr_worker_ready(self) -> None:
+        """The fitness check; what it raises ends the process with exit status 1."""
+        start_checks.check_engine(self._settings.handler)
+        start_checks.check_gpu(self._settings.handler)
+        start_checks.warn_of_missing_parts(self._settings.handler)
+        try:
+            self._server.start()
+            await start_checks.wait_for_server(self._settings, self._server)
+        except RagServiceError:
+            self._server.stop()
+            raise
+        self._server.on_end = _drain
+
+    async def handle(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The job's output, or its error by name with the lines that led to it."""
+        try:
+            return await self._runner.run(job)
+        except RagServiceError as error:
+            log.error("Job %s failed: %s", job["id"], error.message)
+            return self._failed(error)
+
+    def _failed(self, error: RagServiceError) -> dict[str, Any]:
+        told = {
+            "error_type": error.code,
+            "error_message": f"{error.code}: {error.message}",
+            "debug": self._debug.taken(),
+        }
+        # RunPod puts a fresh worker in the place of one whose server is not well.
+        return {"error": json.dumps(told), "refresh_worker": isinstance(error, ServerUnhealthy)}
+
+
+def _drain() -> None:
+    """Let runpod's loop post what it has in hand and end."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main(command: Sequence[str]) -> int:
+    """Serve until SIGTERM. 0 after a drain, 1 where the OCR server ended by itself."""
+    try:
+        settings = load_settings()
+    except ConfigurationError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    configure_logging(settings)
+    server = OcrServer(command)
+    worker = Worker(settings, server, collect())
+    runpod.serverless.register_fitness_check(worker.ocr_worker_ready)
+    runpod.serverless.start({"handler": worker.handle, "concurrency_modifier": lambda _: 1})
+    ended = server.ended
+    server.stop()
+    return 1 if ended else 0
+
+
+if __name__ == "__main__":
+    server_command = sys.argv[1:]
+    # runpod reads arguments of its own from here.
+    del sys.argv[1:]
+    sys.exit(main(server_command))

@@ -1,0 +1,163 @@
+"""One job from its input to its answer. Called by the handler, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from rag_service.errors import OcrOutage
+from rag_service.ocr.client import OcrClient
+from rag_service.pdf.document import PdfWorker
+from rag_service.pdf.media import HEAD_BYTES, media_type_of
+from rag_service.runpod.wire import JobInput, JobOutput
+from rag_service.settings import Settings
+from workers.runpod_handler import gauges, reading
+from workers.runpod_handler.answer import fitted
+from workers.runpod_handler.debug_lines import DebugLines
+from workers.runpod_handler.documents import document_bytes
+from workers.runpod_handler.faults import (
+    BadDocument,
+    InvalidJob,
+    PagesMismatch,
+    ServerUnhealthy,
+    UnsupportedLayout,
+    UnsupportedVersion,
+)
+from workers.runpod_handler.gauges import ServerRecord
+from workers.runpod_handler.ocr_server import OcrServer
+from workers.runpod_handler.progress import Progress, told
+from workers.runpod_handler.reading import Results
+from workers.runpod_handler.volume import Claim, Volume
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+T = TypeVar("T")
+
+
+def parse_input(raw: Any) -> JobInput:
+    """Raises UnsupportedVersion, InvalidJob, UnsupportedLayout."""
+    version = raw.get("version") if isinstance(raw, dict) else None
+    if version != VERSION:
+        raise UnsupportedVersion(f"The job's version is {version!r}; this handler speaks 1.")
+    try:
+        job = JobInput.model_validate(raw)
+    except ValidationError as error:
+        raise InvalidJob(f"The job's input is not valid: {_explained(error)}") from error
+    if not job.pages or len(set(job.pages)) != len(job.pages) or min(job.pages) < 1:
+        raise InvalidJob("`pages` must name at least one page, each once, from 1.")
+    if job.options.layout == "regions":
+        raise UnsupportedLayout("layout `regions` is not built; use `page` or `auto`.")
+    return job
+
+
+class JobRunner:
+    """Runs jobs against the one OCR server beside it."""
+
+    def __init__(self, settings: Settings, server: OcrServer, debug: DebugLines) -> None:
+        self._settings = settings
+        self._server = server
+        self._debug = debug
+        self._volume = Volume(settings.handler, settings.runpod.ttl)
+
+    async def run(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The job's answer. Raises RagServiceError that says why there is none."""
+        started = time.monotonic()
+        work = parse_input(job.get("input"))
+        log.info("Job %s: %d pages of %s", job["id"], len(work.pages), work.filename)
+        await self._require_healthy()
+        async with self._volume.claimed(work.request_key) as claim:
+            waited = time.monotonic() - started
+            results, record = await self._while_server_lives(self._results(job, work, claim))
+        seconds = {"waited": waited, "total": time.monotonic() - started}
+        return self._answer(work, results, record, seconds)
+
+    async def _require_healthy(self) -> None:
+        if self._server.ended:
+            raise ServerUnhealthy(self._server.ended)
+        async with OcrClient(self._settings.ocr, connections=1) as client:
+            probe = await client.probe()
+        if not probe.ok:
+            raise ServerUnhealthy(f"The OCR server is not well: {probe.message}")
+
+    async def _while_server_lives(self, work: Coroutine[Any, Any, T]) -> T:
+        """The work's result; the work is stopped where the server ends first."""
+        working = asyncio.ensure_future(work)
+        ended = asyncio.ensure_future(self._server.wait_ended())
+        try:
+            await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise ServerUnhealthy(ended.result())
+            return working.result()
+        except OcrOutage as error:
+            raise ServerUnhealthy(f"The OCR server stopped answering: {error.message}") from error
+        finally:
+            for task in (working, ended):
+                task.cancel()
+            await asyncio.gather(working, ended, return_exceptions=True)
+
+    async def _results(
+        self, job: dict[str, Any], work: JobInput, claim: Claim
+    ) -> tuple[Results, ServerRecord]:
+        progress = Progress(len(work.pages), self._in_flight())
+        every = self._settings.handler.progress_every
+        async with told(progress, job, every) as note, gauges.recorded(self._settings.ocr) as rec:
+            results = Results(work, claim, note)
+            if found := len(results.done):
+                log.info("%d of %d pages were done under this key.", found, len(work.pages))
+            if results.missing():
+                await self._read(work, results)
+        return results, rec
+
+    def _in_flight(self) -> int:
+        chosen = self._settings.ocr.pages_in_flight
+        return self._settings.ocr.auto_pages_in_flight if chosen == "auto" else chosen
+
+    async def _read(self, work: JobInput, results: Results) -> None:
+        handler = self._settings.handler
+        data = await document_bytes(work.document, handler)
+        media_type = media_type_of(data[:HEAD_BYTES])
+        if media_type is None:
+            raise BadDocument("The document is not a PDF, PNG, JPEG, TIFF or WebP file.")
+        settings = reading.settings_for(self._settings, work.options.max_tokens)
+        limits = self._settings.limits
+        with tempfile.NamedTemporaryFile(prefix="job-") as file:
+            await asyncio.to_thread(Path(file.name).write_bytes, data)
+            async with PdfWorker(settings.pdf, limits.max_pages) as pdf:
+                preflight = await pdf.open(Path(file.name), media_type)
+                if preflight.pages != len(work.pages):
+                    raise PagesMismatch(
+                        f"The document has {preflight.pages} pages, the job names "
+                        f"{len(work.pages)}."
+                    )
+                await reading.read_pages(settings, work, pdf, results)
+
+    def _answer(
+        self, work: JobInput, results: Results, record: ServerRecord, seconds: dict[str, float]
+    ) -> dict[str, Any]:
+        output = JobOutput(
+            version=1,
+            request_key=work.request_key,
+            pages=reading.in_order(work, results.done),
+            engine=results.engine.model_copy(update={"version": record.version}),
+            gauges=record.gauges(),
+            timings={name: round(value, 3) for name, value in seconds.items()},
+            debug=self._debug.taken(),
+        )
+        return fitted(output, self._settings.handler.max_output_bytes)
+
+
+def _explained(error: ValidationError) -> str:
+    """Every bad key; never its value, which may be a whole document."""
+    problems = [
+        f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
+        for one in error.errors(include_input=False)
+    ]
+    return "; ".join(problems)[:500]

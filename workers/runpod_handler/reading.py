@@ -1,0 +1,139 @@
+"""The pages of one job through the same parser as the direct way, without a database.
+
+PageSource, PageSink and ServerWatch in memory, and the loop that gives pages their later try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from rag_service.errors import PageError
+from rag_service.parsers.base import PageResult, PageTask, ParseJob
+from rag_service.parsers.glmocr import GlmOcr
+from rag_service.pdf.document import PdfWorker
+from rag_service.pdf.types import RenderedPage
+from rag_service.runpod.wire import Engine, JobInput, PageOutput, PageProblem, Tokens
+from rag_service.settings import Settings
+from rag_service.states import PageState
+from workers.runpod_handler.volume import Claim
+
+
+async def read_pages(settings: Settings, job: JobInput, pdf: PdfWorker, results: Results) -> None:
+    """Read every page that `results` lacks. Raises OcrOutage, ClaimLost."""
+    source = Document(pdf, job.pages)
+    parser = GlmOcr(settings)
+    tasks = results.missing()
+    while tasks:
+        work = ParseJob(job.request_key, settings.ocr.model, job.options.dpi, tasks)
+        await parser.parse(work, source, results, LocalServer())
+        tasks = results.missing()
+        if tasks:
+            await asyncio.sleep(results.later_wait)
+
+
+class Document:
+    """Renders pages by their original numbers."""
+
+    def __init__(self, pdf: PdfWorker, pages: list[int]) -> None:
+        self._pdf = pdf
+        self._place = {number: place for place, number in enumerate(pages, start=1)}
+
+    async def render(self, number: int, dpi: int) -> RenderedPage:
+        """A JPEG of the page. Raises PageTooLarge, PageTimeout, PageUnrenderable."""
+        place = self._place[number]
+        try:
+            return replace(await self._pdf.render(place, dpi), number=number)
+        except PageError as error:
+            message = error.message.replace(f"Page {place} ", f"Page {number} ")
+            raise type(error)(message, page=number) from error
+
+
+class Results:
+    """The job's pages as they end; those without error are kept under the key."""
+
+    def __init__(self, job: JobInput, claim: Claim, on_page: Callable[[int], None]) -> None:
+        """`on_page` is called with the number of pages that are still missing."""
+        self.done: dict[int, PageOutput] = {
+            number: page for number, page in claim.pages().items() if number in job.pages
+        }
+        self.engine = Engine()
+        self.later_wait = 0.0
+        self._pages = job.pages
+        self._claim = claim
+        self._on_page = on_page
+        self._tries: dict[int, int] = {}
+
+    def missing(self) -> list[PageTask]:
+        """The pages that are not done, with the later tries that each has had."""
+        return [
+            PageTask(number, self._tries.get(number, 0))
+            for number in self._pages
+            if number not in self.done
+        ]
+
+    async def in_hand(self, number: int) -> None:  # noqa: ARG002
+        await self._claim.still_ours()
+
+    async def still_ours(self) -> None:
+        await self._claim.still_ours()
+
+    async def store(self, result: PageResult) -> None:
+        if result.engine or result.model:
+            self.engine = Engine(name=result.engine, model=result.model)
+        if result.state is PageState.PENDING:
+            self._tries[result.number] = self._tries.get(result.number, 0) + 1
+            self.later_wait = result.retry_in or 0.0
+            return
+        page = as_output(result)
+        await self._claim.keep(page)
+        self.done[page.page] = page
+        self._on_page(len(self._pages) - len(self.done))
+
+
+class LocalServer:
+    """The server beside us: it was probed a moment ago, and nobody else has news of it."""
+
+    def __init__(self) -> None:
+        self._last: datetime | None = None
+
+    async def is_up(self) -> bool:
+        return True
+
+    async def last_answer(self) -> datetime | None:
+        return self._last
+
+    async def answered(self) -> None:
+        self._last = datetime.now(UTC)
+
+
+def as_output(result: PageResult) -> PageOutput:
+    """A page in the words of the wire."""
+    error = result.error
+    return PageOutput(
+        page=result.number,
+        markdown=without_lone_surrogates(result.markdown),
+        finish_reason=result.finish_reason,
+        tokens=Tokens(prompt=result.prompt_tokens, completion=result.completion_tokens),
+        seconds=result.seconds,
+        error=PageProblem(code=error.code, message=error.message) if error else None,
+    )
+
+
+def without_lone_surrogates(text: str) -> str:
+    """Models emit halves of surrogate pairs, which no UTF-8 body can carry."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def settings_for(settings: Settings, max_tokens: int) -> Settings:
+    """The settings with the job's own ceiling of tokens, where it is the lower one."""
+    ceiling = min(max_tokens, settings.ocr.max_tokens)
+    return settings.model_copy(
+        update={"ocr": settings.ocr.model_copy(update={"max_tokens": ceiling})}
+    )
+
+
+def in_order(job: JobInput, done: Mapping[int, PageOutput]) -> list[PageOutput]:
+    return [done[number] for number in job.pages if number in done]

@@ -1,0 +1,120 @@
+"""What must be true before a worker takes its first job. Each failure is one clear sentence.
+
+Run as a RunPod fitness check: whatever is raised here ends the process with exit status 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+import sys
+import time
+
+from rag_service.errors import ConfigurationError
+from rag_service.ocr.client import OcrClient, Probe
+from rag_service.settings import Handler, Settings
+from workers.runpod_handler.faults import ServerUnhealthy
+from workers.runpod_handler.ocr_server import OcrServer
+from workers.runpod_handler.volume import layout_model
+
+log = logging.getLogger(__name__)
+
+ENGINE = "sglang"
+# The image's CUDA 12.9 was seen to run on the drivers of CUDA 12.8, not on older ones.
+LEAST_DRIVER = 570
+_TOOL_SECONDS = 180
+# A probe makes SGLang generate once, so one that it answers is not followed by the next at once.
+_AFTER_REFUSAL, _AFTER_ANSWER = 1.0, 10.0
+_LOOK_AT_GPU = """
+import json, torch
+print(json.dumps({"gpu": torch.cuda.is_available(), "torch": torch.__version__,
+                  "cuda": torch.version.cuda}))
+"""
+
+
+class GpuUnusable(Exception):
+    """The machine cannot run the OCR server on a GPU."""
+
+
+def check_engine(handler: Handler) -> None:
+    """Raises ConfigurationError for an engine that this image does not have."""
+    if handler.engine != ENGINE:
+        raise ConfigurationError(
+            f"GLMOCR_ENGINE is {handler.engine!r}; this image runs {ENGINE!r} only."
+        )
+
+
+def check_gpu(handler: Handler) -> None:
+    """Raises GpuUnusable: torch would run on the CPU without a word, hundreds of times slower."""
+    if handler.skip_gpu_check:
+        log.warning("RUNPOD_HANDLER_SKIP_GPU_CHECK is set: nobody looked for a GPU.")
+        return
+    driver = driver_version(_output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv"]))
+    if driver[0] < LEAST_DRIVER:
+        raise GpuUnusable(
+            f"The NVIDIA driver {_dotted(driver)} is too old: this image needs {LEAST_DRIVER}."
+        )
+    seen = json.loads(_output([sys.executable, "-c", _LOOK_AT_GPU]).splitlines()[-1])
+    if not seen["gpu"]:
+        raise GpuUnusable(
+            f"torch {seen['torch']} (CUDA {seen['cuda']}, driver {_dotted(driver)}) sees no GPU."
+        )
+
+
+def driver_version(said: str) -> tuple[int, ...]:
+    """The oldest driver in nvidia-smi's answer. Raises GpuUnusable where it names none."""
+    found = re.findall(r"^\s*(\d+(?:\.\d+)+)\s*$", said, re.MULTILINE)
+    if not found:
+        raise GpuUnusable(f"nvidia-smi names no driver: {' '.join(said.split())[:200]}")
+    return min(tuple(int(part) for part in version.split(".")) for version in found)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GpuUnusable(f"{command[0]} cannot be run: {error}") from error
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise GpuUnusable(f"{command[0]} failed: {lines[-1][:300]}")
+    return done.stdout
+
+
+async def wait_for_server(settings: Settings, server: OcrServer) -> None:
+    """Return when the OCR server serves our model. Raises ServerUnhealthy."""
+    deadline = time.monotonic() + settings.handler.start_timeout
+    async with OcrClient(settings.ocr, connections=1) as client:
+        while not (probe := await client.probe()).ok:
+            if server.ended:
+                raise ServerUnhealthy(server.ended)
+            if time.monotonic() > deadline:
+                limit = settings.handler.start_timeout
+                raise ServerUnhealthy(
+                    f"The OCR server did not come up in {limit:g} s: {probe.message}"
+                )
+            await asyncio.sleep(_pause(probe, deadline - time.monotonic()))
+    log.info("The OCR server at %s is up.", settings.ocr.base_url)
+
+
+def _pause(probe: Probe, left: float) -> float:
+    answered = "HTTP" in probe.message or probe.misconfigured
+    return max(0.1, min(_AFTER_ANSWER if answered else _AFTER_REFUSAL, left))
+
+
+def warn_of_missing_parts(handler: Handler) -> None:
+    """Say what is not there and what that means; none of it stops the worker."""
+    model = layout_model(handler.volume)
+    if not handler.volume.parent.is_dir():
+        log.warning(
+            "There is no network volume at %s: work done under a request key is not kept.",
+            handler.volume.parent,
+        )
+    elif not model.is_dir():
+        log.warning("No layout model at %s; pages are read whole, which needs none.", model)
