@@ -42,6 +42,8 @@ PATIENCE = 300.0
 KINDS = ("born_digital", "text_trap")
 FEWEST_PAGES = 2
 TARGET = 0.5
+# The first kinds, those without tables, are held to it.
+WITH_TARGET = 2
 TABLE_RULE = "| ---"
 
 
@@ -240,9 +242,11 @@ def compare(corpus: Path) -> None:
               f"{settings.prepare.worker_concurrency}; medians of {ROUNDS}")  # fmt: skip
         kinds = sort_pages(stack, sources(corpus), folder)
         results = [measure(stack, sheets, folder) for sheets in kinds]
-    share = results[0]["of_pymupdf"][READERS[2]]
-    print(f"\none long document without tables, bulk: {share:.2f} of plain PyMuPDF, wanted {TARGET}: "
-          f"{'met' if share >= TARGET else 'missed'}")  # fmt: skip
+    print()
+    for result in results[:WITH_TARGET]:
+        share = result["of_pymupdf"][READERS[2]]
+        verdict = "met" if share >= TARGET else "missed"
+        print(f"{result['pages']}, bulk: {share:.2f} of plain PyMuPDF, wanted {TARGET}: {verdict}")
     RESULTS.mkdir(parents=True, exist_ok=True)
     summary = {
         "cores": os.cpu_count(),

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sqlalchemy import Row, text
+from sqlalchemy import Row, select, text
 
 from rag_service.errors import PageUnrenderable
 from rag_service.knowledgebase import documents, leases, pages, runs
 from rag_service.knowledgebase.documents import NewDocument
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.leases import Claimant, ClaimedRun
+from rag_service.knowledgebase.models import Page
 from rag_service.knowledgebase.pages import PlannedRow, StoredPage
 from rag_service.knowledgebase.runs import RunOptions
 from rag_service.settings import Lease, get_settings
@@ -203,3 +204,10 @@ def wait_until_blocked(count: int = 1) -> None:
     pause = threading.Event()
     while one(query).blocked < count:
         pause.wait(0.01)
+
+
+def planned_numbers(run: ClaimedRun) -> set[int]:
+    """Pages of the run that have a plan."""
+    query = select(Page.number).where(Page.run_id == run.id)
+    with begin() as connection:
+        return set(connection.scalars(query))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from rag_service import broker
@@ -33,21 +34,22 @@ async def prepare_run(held: HeldRun) -> None:
     if run.reuse_pages:
         await held.call(lambda: pages.reuse(run))
     async with opened(run) as document:
-        held.page_count = document.preflight.pages
-        warnings = [_warning(warning) for warning in document.preflight.warnings]
-        await held.call(lambda: runs.note_preflight(run, document.preflight.pages, warnings))
-        await _plan_pages(held, document)
-    if await held.call(lambda: pages.pending(run)):
+        preflight = document.preflight
+        held.page_count = preflight.pages
+        warnings = [_warning(warning) for warning in preflight.warnings]
+        known = await held.call(lambda: runs.note_preflight(run, preflight.pages, warnings))
+        missing = [n for n in range(1, preflight.pages + 1) if n not in known]
+        remains = await _plan_pages(held, document, missing)
+    if remains or PageState.PENDING in known.values():
         await held.call(lambda: runs.hand_to_ocr(run))
         broker.ring(Stage.OCR, run.id, run.filename)
     else:
         await held.call(lambda: runs.finish(run))
 
 
-async def _plan_pages(held: HeldRun, document: OpenDocument) -> None:
-    run = held.run
-    known = await held.call(lambda: pages.planned_numbers(run))
-    missing = [n for n in range(1, document.preflight.pages + 1) if n not in known]
+async def _plan_pages(held: HeldRun, document: OpenDocument, missing: Sequence[int]) -> bool:
+    """Plan these pages and store what is planned; whether any of them is left for OCR."""
+    run, remains = held.run, False
     # Closed at once when the run is let go: what is read ahead must not meet the next document.
     async with (
         aclosing(document.pdf.plan(OcrMode(run.ocr), missing)) as planned,
@@ -56,7 +58,9 @@ async def _plan_pages(held: HeldRun, document: OpenDocument) -> None:
         async for window in windows:
             held.check_drain()
             rows = [_row(page) for page in window]
-            await held.call(lambda rows=rows: pages.store_plan(run, rows))  # type: ignore[misc]
+            remains |= any(row.state is PageState.PENDING for row in rows)
+            await held.call(partial(pages.store_plan, run, rows))
+    return remains
 
 
 async def _windows(planned: AsyncIterator[PlannedPage]) -> AsyncGenerator[Sequence[PlannedPage]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rag_service.errors import StorageUnavailable
+from rag_service.errors import CorruptPdf, StorageUnavailable
 from rag_service.knowledgebase.leases import ClaimedRun
 from rag_service.pdf.document import PdfWorker
 from rag_service.pdf.types import Preflight
@@ -51,19 +51,28 @@ async def opened(run: ClaimedRun) -> AsyncIterator[OpenDocument]:
     Raises SourceMissing, StorageUnavailable after some tries, and what PdfWorker.open raises.
     """
     with ExitStack() as stack:
-        path = await _fetch(run.source_key, stack)
-        preflight = await _pdf_worker().open(path, run.media_type)
-        yield OpenDocument(_pdf_worker(), preflight, path)
+        yield await _open_patiently(run, stack)
 
 
-async def _fetch(key: str, stack: ExitStack) -> Path:
+async def _open_patiently(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
     for wait in _WAITS_FOR_STORE:
         try:
-            return await _open_local(key, stack)
+            return await _open(run, stack)
         except StorageUnavailable as error:
             log.warning("The document store is away, trying again in %.0f s: %s", wait, error)
         await asyncio.sleep(wait)
-    return await _open_local(key, stack)
+    return await _open(run, stack)
+
+
+async def _open(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
+    path = await _open_local(run.source_key, stack)
+    try:
+        preflight = await _pdf_worker().open(path, run.media_type)
+    except CorruptPdf as error:
+        if path.exists():
+            raise
+        raise StorageUnavailable("The file went away while it was opened.") from error
+    return OpenDocument(_pdf_worker(), preflight, path)
 
 
 async def _open_local(key: str, stack: ExitStack) -> Path:

@@ -118,12 +118,6 @@ def _error_values(error: RagServiceError | None) -> dict[str, Any]:
     }
 
 
-def planned_numbers(run: ClaimedRun) -> set[int]:
-    """Pages that are planned already, by an earlier claim or by reuse."""
-    with begin() as connection:
-        return set(connection.scalars(select(Page.number).where(Page.run_id == run.id)))
-
-
 def pending(run: ClaimedRun) -> list[PendingPage]:
     """Pages that remain, in order; `waits` where the page's later try is not due yet."""
     query = (

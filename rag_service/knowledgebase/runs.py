@@ -93,10 +93,17 @@ def _require_undeleted(connection: Connection, document_id: str) -> None:
         raise NotFound()
 
 
-def note_preflight(run: ClaimedRun, page_count: int, warnings: Sequence[dict[str, Any]]) -> None:
-    """Keep the document's page count and what preflight remarked. Raises LeaseLost."""
+def note_preflight(
+    run: ClaimedRun, page_count: int, warnings: Sequence[dict[str, Any]]
+) -> dict[int, PageState]:
+    """Keep the document's page count and what preflight remarked.
+
+    Returns the pages that have a plan already, by an earlier claim or by reuse. Raises LeaseLost.
+    """
+    planned = select(Page.number, Page.state).where(Page.run_id == run.id)
     with begin() as connection:
         fence(connection, run, page_count=page_count, warnings=clean_tree(warnings))
+        return {number: PageState(state) for number, state in connection.execute(planned)}
 
 
 def add_warnings(run: ClaimedRun, warnings: Sequence[dict[str, Any]]) -> None:
@@ -126,7 +133,6 @@ def finish(run: ClaimedRun) -> RunState:
     """End the run by what its pages say. Raises LeaseLost, also where a cancel came first."""
     with begin() as connection:
         fence(connection, run, state=RunState.FINISHING)
-    with begin() as connection:
         failed = failed_numbers(connection, run.id)
         state = RunState.FAILED if failed else RunState.PROCESSED
         error = pages_failed(connection, run.id, failed) if failed else None

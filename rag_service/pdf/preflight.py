@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ HEADER_BYTES = 1 << 16
 USER_PASSWORD = 2
 
 MUPDF_ERRORS = (mupdf.FzErrorBase, RuntimeError, ValueError, MemoryError)
+# "Failed to open file '/…/' as type pdf."
+_NAMED_FILE = re.compile(r"\s*\b(?:file\s+)?'[^']*/[^']*'")
 
 
 def image_type(path: Path) -> str | None:
@@ -81,4 +84,6 @@ def _head(path: Path) -> bytes:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{(CorruptPdf.__doc__ or '').strip()} ({str(error).splitlines()[0][:200]})"
+    """MuPDF's own words, without the path: where bytes are stored is nobody's business."""
+    said = _NAMED_FILE.sub("", str(error).splitlines()[0])[:200].strip()
+    return f"{CorruptPdf().message} ({said})" if said else CorruptPdf().message

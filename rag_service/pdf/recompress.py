@@ -13,8 +13,6 @@ from rag_service.pdf.types import ShrinkFailed
 
 # Less is gained from pictures that are only a little finer than what they are brought to.
 THRESHOLD = 1.1
-# MuPDF divides by whole numbers and rounds down: 300 DPI would not become 150 for a rounding error.
-SLACK = 0.98
 JPEG_QUALITY = "60"
 # Black and white pictures have no grey to keep letters legible, and compress well: as Ghostscript.
 BITONAL_DPI, BITONAL_THRESHOLD = 300, 450
@@ -42,9 +40,10 @@ def _options(dpi: int) -> Any:
     for kind in ("color_lossless", "color_lossy", "gray_lossless", "gray_lossy"):
         setattr(options, f"{kind}_image_recompress_method", mupdf.FZ_RECOMPRESS_JPEG)
         setattr(options, f"{kind}_image_recompress_quality", JPEG_QUALITY)
-        setattr(options, f"{kind}_image_subsample_method", mupdf.FZ_SUBSAMPLE_AVERAGE)
+        # The other method, AVERAGE, divides by whole numbers and may leave 300 DPI as they are.
+        setattr(options, f"{kind}_image_subsample_method", mupdf.FZ_SUBSAMPLE_BICUBIC)
         setattr(options, f"{kind}_image_subsample_threshold", round(dpi * THRESHOLD))
-        setattr(options, f"{kind}_image_subsample_to", round(dpi * SLACK))
+        setattr(options, f"{kind}_image_subsample_to", dpi)
     options.bitonal_image_recompress_method = mupdf.FZ_RECOMPRESS_FAX
     options.bitonal_image_subsample_method = mupdf.FZ_SUBSAMPLE_AVERAGE
     options.bitonal_image_subsample_threshold = BITONAL_THRESHOLD

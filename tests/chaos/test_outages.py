@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ from tests.processes import kill
 _SEED = 11
 _PATIENCE = 120.0
 _DOCUMENTS, _PAGES = 8, 12
+_AWAY_SECONDS = 3.0
 
 
 @pytest.fixture
@@ -51,6 +53,7 @@ def test_a_document_store_that_is_away_for_a_moment_fails_no_document(rig: Rig) 
     rig.service.programs.wait_until(
         lambda: "document store is away" in rig.service.programs.tails(), "a fork misses the store"
     )
+    time.sleep(_AWAY_SECONDS)
     away.rename(folder)
     rig.wait_all(_PATIENCE)
     verdict.require_all_whole(rig, rig.fed)

@@ -114,7 +114,7 @@ class Loopback:
                 await _hung_up(request.gone)
                 if not await _send(writer, answer):
                     break
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self._connections.discard(writer)

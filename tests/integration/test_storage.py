@@ -163,6 +163,15 @@ def test_bytes_come_back_whole(store, tmp_path, size):
         assert copy.read_bytes() == path.read_bytes()
 
 
+def test_a_reader_does_not_make_a_folder_that_is_away(local, tmp_path):
+    """Else documents that are merely out of reach would be called gone."""
+    folder = tmp_path / "data dir ü" / "documents"
+    folder.rename(tmp_path / "away")
+    with pytest.raises(StorageUnavailable):
+        DocumentStore(load_settings(), create=False)
+    assert not folder.exists()
+
+
 def test_a_second_put_replaces_the_first(store, tmp_path):
     key = working_key("7b2f")
     for data in (b"old, and longer", b"new"):

@@ -57,7 +57,8 @@ def value_of(settings, option):
 def another(option):
     """A valid value, as text, that differs from the default."""
     special = {
-        "log_level": "DEBUG", "pages_in_flight": "3", "engine": "small", "transport": "runpod", "layout": "auto", "waits": "1, 2.5",
+        "log_level": "DEBUG", "pages_in_flight": "3", "engine": "small", "waits": "1, 2.5",
+        "transport": "runpod", "layout": "auto",
         "jitter": "0.25", "base_url": "http://gpu:8000",
     }  # fmt: skip
     if option.path[-1] in special:

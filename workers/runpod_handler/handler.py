@@ -92,6 +92,6 @@ def main(command: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     server_command = sys.argv[1:]
-    # runpod reads arguments of its own from here.
-    del sys.argv[1:]
+    # runpod reads its own arguments from here; its DEBUG lines hold the text of whole documents.
+    sys.argv[1:] = ["--rp_log_level", "INFO"]
     sys.exit(main(server_command))

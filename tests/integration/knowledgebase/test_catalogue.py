@@ -15,7 +15,7 @@ from rag_service.knowledgebase.engine import get_engine
 from rag_service.knowledgebase.pages import StoredPage
 from rag_service.states import PageState, Priority, RunState, Stage
 from tests import simulation as sim
-from tests.simulation import claim, ready_run
+from tests.simulation import claim, planned_numbers, ready_run
 
 pytestmark = pytest.mark.usefixtures("settings")
 URL = "http://ocr"
@@ -295,7 +295,7 @@ def test_a_worker_never_reads_through_whole_tables(many):
         leases.renew(run, sim.lease())
         leases.holds(run)
         pages.pending(run)
-        pages.planned_numbers(run)
+        planned_numbers(run)
         pages.seconds_until_due(run)
         pages.take_in_hand(run, 1)
         sim.read(run, 1)

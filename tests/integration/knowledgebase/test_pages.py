@@ -12,7 +12,7 @@ from rag_service.knowledgebase.pages import PendingPage, PlannedRow, StoredPage
 from rag_service.knowledgebase.runs import RunOptions
 from rag_service.states import GOOD, PageState, Stage
 from tests import simulation as sim
-from tests.simulation import claim, page_row
+from tests.simulation import claim, page_row, planned_numbers
 
 pytestmark = pytest.mark.usefixtures("settings")
 
@@ -28,7 +28,7 @@ def test_a_plan_says_what_is_done_and_what_remains():
     run = claim()
     states = [PageState.NATIVE, PageState.PENDING, PageState.BLANK, PageState.FAILED]
     sim.plan(run, *states)
-    assert pages.planned_numbers(run) == {1, 2, 3, 4}
+    assert planned_numbers(run) == {1, 2, 3, 4}
     assert pages.pending(run) == [PendingPage(2, 0, False)]
     stored = [page_row(run.id, number) for number in range(1, 5)]
     assert [row.state for row in stored] == states
@@ -186,7 +186,7 @@ def test_good_pages_of_equal_options_are_taken_over_and_failed_ones_are_not():
     sim.add_run(document_id)
     run = claim()
     assert pages.reuse(run) == len(GOOD)
-    assert pages.planned_numbers(run) == {1, 2, 3, 4, 5}
+    assert planned_numbers(run) == {1, 2, 3, 4, 5}
     for number, state in enumerate(ALL_STATES[:-1], start=1):
         old, new = page_row(first.id, number), page_row(run.id, number)
         assert (new.state, new.markdown, new.reused) == (state, f"text {number}", True)
@@ -238,7 +238,7 @@ def test_pages_of_a_cancelled_run_are_taken_over():
     sim.add_run(held.document_id)
     run = claim()
     assert pages.reuse(run) == 1
-    assert pages.planned_numbers(run) == {1}
+    assert planned_numbers(run) == {1}
 
 
 def test_no_page_comes_from_another_document():

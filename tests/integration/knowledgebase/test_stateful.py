@@ -139,7 +139,7 @@ class Knowledgebase(RuleBasedStateMachine):
     @rule(index=ANY)
     def finish(self, index):
         run = self.claim_of(index)
-        if not self.stands(run) or (pages.planned_numbers(run) and not pages.pending(run)):
+        if not self.stands(run) or (sim.planned_numbers(run) and not pages.pending(run)):
             self.write(run, lambda: runs.finish(run))
 
     @precondition(lambda self: self.claims)
@@ -275,7 +275,7 @@ class Knowledgebase(RuleBasedStateMachine):
         self.the_rules_hold()
 
     def work_off(self, stage, run):
-        if not pages.planned_numbers(run):
+        if not sim.planned_numbers(run):
             sim.plan(run, PageState.NATIVE, PageState.PENDING)
         waiting = pages.pending(run)
         if waiting and stage is Stage.PREPARE:

@@ -173,3 +173,19 @@ def test_decrypt_writes_a_copy_that_needs_no_password(tmp_path: Path) -> None:
     asyncio.run(work())
     assert opened(copy).pages == 2
     assert "This is page 1" in first_page(copy)
+
+
+def test_a_failure_does_not_name_where_the_bytes_are(tmp_path: Path) -> None:
+    path = tmp_path / "stored" / "secret-place"
+    path.parent.mkdir()
+    path.write_bytes(b"%PDF-1.7 and nothing else")
+
+    async def open_it() -> None:
+        async with PdfWorker(load_settings().pdf, 100) as worker:
+            await worker.open(path, "application/pdf")
+
+    with pytest.raises(CorruptPdf) as raised:
+        asyncio.run(open_it())
+    assert "secret-place" not in str(raised.value)
+    assert str(tmp_path) not in str(raised.value)
+    assert "damaged" in str(raised.value)

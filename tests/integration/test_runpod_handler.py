@@ -1,0 +1,417 @@
+"""The RunPod handler as RunPod runs it: runpod's own worker loop, our handler, an OCR server.
+
+The control plane is tests.fakes.runpod_service; pages are read by the fake OCR server, and by the
+real CPU server where the handler has to start and watch one.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.fakes.ocr_server import FakeOcrServer, Reply, refusal
+from tests.fakes.runpod_jobs import Job
+from tests.fakes.runpod_service import RunPodService
+from tests.fakes.runpod_workers import HANDLER, RunPodWorkers
+from tests.fakes.scans import Mark, new_number, scan
+from tests.net import free_port
+from tests.processes import Programs
+
+MIB = 1 << 20
+# The limits are small so that tests can reach them, the waits short.
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "RAG_SERVICE_RETRY_WAITS": "0.1,0.2",
+    "RAG_SERVICE_RETRY_LATER_WAIT": "0.1",
+    "RAG_SERVICE_HANDLER_HEARTBEAT": "0.3",
+    "RAG_SERVICE_HANDLER_STALE_AFTER": "3",
+    "RAG_SERVICE_HANDLER_MAX_OUTPUT_BYTES": "100000",
+    "RAG_SERVICE_HANDLER_MAX_DOCUMENT_BYTES": str(MIB),
+}
+
+
+@dataclass
+class Endpoint:
+    """An endpoint, its workers and the OCR server that they all use."""
+
+    service: RunPodService
+    ocr: FakeOcrServer
+    workers: RunPodWorkers
+    programs: Programs
+
+    def post(self, job_input: dict[str, Any]) -> str:
+        answer = httpx.post(
+            f"{self.service.base_url}/{self.service.endpoint}/run",
+            json={"input": job_input},
+            headers={"Authorization": f"Bearer {self.service.key}"},
+        )
+        return answer.raise_for_status().json()["id"]
+
+    def ended(self, remote_id: str) -> Job:
+        job = self.service.job(remote_id)
+        self.programs.wait_until(lambda: job.final, "the job ends")
+        return job
+
+    def output(self, remote_id: str) -> dict[str, Any]:
+        job = self.ended(remote_id)
+        assert job.status == "COMPLETED", job.error
+        return job.output
+
+    def error(self, remote_id: str) -> dict[str, Any]:
+        job = self.ended(remote_id)
+        assert job.status == "FAILED", job.output
+        return json.loads(job.error)
+
+    def wait_for_request(self, page: Mark) -> None:
+        self.programs.wait_until(lambda: self.ocr.alive(page), f"a request for {page}")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """One worker for all tests that leave it as it was."""
+    yield from _endpoint(tmp_path_factory.mktemp("shared"), workers=1)
+
+
+@pytest.fixture
+def endpoint(shared: Endpoint) -> Endpoint:
+    shared.ocr.reset()
+    return shared
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Endpoint]:
+    """An endpoint without workers yet."""
+    yield from _endpoint(tmp_path, workers=0)
+
+
+def _endpoint(folder: Path, workers: int) -> Iterator[Endpoint]:
+    (folder / "volume").mkdir()
+    with (
+        RunPodService() as service,
+        FakeOcrServer() as ocr,
+        Programs(ENVIRONMENT, folder) as programs,
+    ):
+        service.table.requeues = 3
+        volume = folder / "volume" / "rag_service"
+        fleet = RunPodWorkers(service, programs, ocr_url=ocr.url, volume=volume)
+        fleet.start(workers)
+        fleet.wait_ready()
+        yield Endpoint(service, ocr, fleet, programs)
+
+
+def job_input(document: int, pages: list[int], **changes: Any) -> dict[str, Any]:
+    """A job for these pages of a scan; their marks are 1, 2, …"""
+    return {
+        "version": 1,
+        "request_key": f"run-{document}:options:pages",
+        "filename": "scan.pdf",
+        "document": inline(scan(document, len(pages))),
+        "pages": pages,
+        "options": {"dpi": 72, "layout": "page", "max_tokens": 4096},
+        **changes,
+    }
+
+
+def inline(data: bytes) -> dict[str, str]:
+    return {"kind": "inline", "encoding": "base64", "data": base64.b64encode(data).decode()}
+
+
+def zipped(*files: bytes) -> dict[str, str]:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, data in enumerate(files):
+            archive.writestr(f"{number}.pdf", data)
+    return {**inline(out.getvalue()), "encoding": "zip+base64"}
+
+
+def url(address: str) -> dict[str, str]:
+    return {"kind": "url", "url": address, "sha256": "0" * 64}
+
+
+# What a job brings back.
+
+
+@pytest.mark.parametrize("layout", ["page", "auto"])
+def test_pages_come_back_under_their_original_numbers(endpoint: Endpoint, layout: str) -> None:
+    number = new_number()
+    options = {"dpi": 72, "layout": layout, "max_tokens": 4096}
+    work = job_input(number, [3, 7, 9], options=options)
+    work["document"] = zipped(scan(number, 3))
+    output = endpoint.output(endpoint.post(work))
+    assert [(page["page"], page["markdown"]) for page in output["pages"]] == [
+        (original, Mark(number, place).text) for place, original in enumerate([3, 7, 9], start=1)
+    ]
+    for page in output["pages"]:
+        assert page["finish_reason"] == "stop"
+        assert page["tokens"]["prompt"] == 100
+        assert page["seconds"] > 0
+        assert page["error"] is None
+    assert output["request_key"] == work["request_key"]
+    assert output["remaining_pages"] == []
+    assert output["engine"]["model"] == "glm-ocr"
+    assert any("3 pages of scan.pdf" in line for line in output["debug"])
+
+
+def test_a_page_cut_at_the_token_limit_says_so(endpoint: Endpoint) -> None:
+    number = new_number()
+    cut = Reply(text="Only half of", finish_reason="length")
+    endpoint.ocr.always(Mark(number, 1), cut)
+    (page,) = endpoint.output(endpoint.post(job_input(number, [1])))["pages"]
+    assert page["finish_reason"] == "length"
+    assert page["markdown"] == "Only half of"
+
+
+def test_half_characters_of_a_model_do_not_cost_the_answer(endpoint: Endpoint) -> None:
+    number = new_number()
+    endpoint.ocr.always(Mark(number, 1), Reply(text="a \ud83d b"))
+    (page,) = endpoint.output(endpoint.post(job_input(number, [1])))["pages"]
+    assert page["markdown"] == "a \ufffd b"
+
+
+def test_a_bad_page_costs_itself_and_is_read_again_under_its_key(endpoint: Endpoint) -> None:
+    number = new_number()
+    work = job_input(number, [1, 2, 3])
+    endpoint.ocr.always(Mark(number, 2), refusal(400))
+    first = endpoint.output(endpoint.post(work))["pages"]
+    assert [page["error"] and page["error"]["code"] for page in first] == [
+        None, "ocr_rejected", None,
+    ]  # fmt: skip
+    endpoint.ocr.reset()
+    second = endpoint.output(endpoint.post(work))["pages"]
+    assert [page["error"] for page in second] == [None, None, None]
+    assert [request.mark for request in endpoint.ocr.requests] == [Mark(number, 2)]
+
+
+def test_a_page_that_fails_once_gets_its_later_try(endpoint: Endpoint) -> None:
+    number = new_number()
+    endpoint.ocr.script(Mark(number, 1), Reply(500, body=b"boom"))
+    pages = endpoint.output(endpoint.post(job_input(number, [1, 2])))["pages"]
+    assert [page["error"] for page in pages] == [None, None]
+    assert len(endpoint.ocr.of(Mark(number, 1))) == 2
+
+
+def test_what_does_not_fit_the_answer_remains_and_is_not_read_twice(endpoint: Endpoint) -> None:
+    number = new_number()
+    for page in (1, 2, 3):
+        endpoint.ocr.always(Mark(number, page), Reply(text=f"{page}" * 40_000))
+    work = job_input(number, [11, 12, 13])
+    first = endpoint.output(endpoint.post(work))
+    assert [page["page"] for page in first["pages"]] == [11, 12]
+    assert first["remaining_pages"] == [13]
+    rest = job_input(number, [13], request_key=work["request_key"] + "rest")
+    rest["document"] = inline(scan(number, [3]))
+    second = endpoint.output(endpoint.post(rest))
+    assert [page["page"] for page in second["pages"]] == [13]
+
+
+def test_a_text_that_no_answer_can_carry_is_an_error_of_its_page(endpoint: Endpoint) -> None:
+    number = new_number()
+    endpoint.ocr.always(Mark(number, 1), Reply(text="x" * 200_000))
+    output = endpoint.output(endpoint.post(job_input(number, [5, 6])))
+    assert [page["error"] and page["error"]["code"] for page in output["pages"]] == [
+        "payload_too_large", None,
+    ]  # fmt: skip
+    assert output["remaining_pages"] == []
+
+
+# What is refused, by name.
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"version": 2}, "unsupported_version"),
+        ({"pages": []}, "invalid_job"),
+        ({"pages": [1, 1]}, "invalid_job"),
+        ({"pages": [0, 1]}, "invalid_job"),
+        ({"options": {"dpi": 72, "layout": "columns", "max_tokens": 1}}, "invalid_job"),
+        ({"options": {"dpi": 72, "layout": "regions", "max_tokens": 1}}, "unsupported_layout"),
+        ({"pages": [1, 2, 3]}, "pages_mismatch"),
+        ({"document": {**inline(b""), "data": "no base64 §"}}, "bad_document"),
+        ({"document": inline(b"GIF89a and more")}, "bad_document"),
+        ({"document": inline(b"%PDF-1.4 nothing of a PDF")}, "corrupt_pdf"),
+        ({"document": {**inline(b"no zip"), "encoding": "zip+base64"}}, "bad_document"),
+        ({"document": zipped(b"%PDF-", b"%PDF-")}, "bad_document"),
+        ({"document": zipped(bytes(2 * MIB))}, "document_too_large"),
+        ({"document": url("http://example.com/a.pdf")}, "url_refused"),
+        ({"document": url("https://user:word@example.com/a.pdf")}, "url_refused"),
+        ({"document": url("https://localhost/a.pdf")}, "url_refused"),
+        ({"document": url("https://127.0.0.1:8443/a.pdf")}, "url_refused"),
+        ({"document": url("https://169.254.169.254/latest/meta-data")}, "url_refused"),
+        ({"document": url("https://[::ffff:10.0.0.1]/a.pdf")}, "url_refused"),
+        ({"document": url("file:///etc/passwd")}, "url_refused"),
+    ],
+)
+def test_a_job_that_cannot_be_done_fails_by_name(
+    endpoint: Endpoint, changes: dict[str, Any], code: str
+) -> None:
+    number = new_number()
+    error = endpoint.error(endpoint.post({**job_input(number, [1, 2]), **changes}))
+    assert error["error_type"] == code
+    assert error["error_message"].startswith(f"{code}: ")
+    assert endpoint.ocr.of_document(number) == []
+
+
+def test_an_unhealthy_server_fails_the_job_and_not_the_next(endpoint: Endpoint) -> None:
+    number = new_number()
+    endpoint.ocr.health = Reply(503, body=b"")
+    error = endpoint.error(endpoint.post(job_input(number, [1])))
+    assert error["error_type"] == "ocr_server_unhealthy"
+    assert f"{endpoint.ocr.url}/health: HTTP 503" in error["error_message"]
+    endpoint.ocr.reset()
+    assert endpoint.output(endpoint.post(job_input(number, [1])))["pages"][0]["error"] is None
+
+
+def test_a_server_that_goes_away_in_mid_job_is_named(endpoint: Endpoint) -> None:
+    number = new_number()
+    endpoint.ocr.hold(Mark(number, 1))
+    remote_id = endpoint.post(job_input(number, [1]))
+    endpoint.wait_for_request(Mark(number, 1))
+    endpoint.ocr.refuse()
+    error = endpoint.error(remote_id)
+    assert error["error_type"] == "ocr_server_unhealthy"
+    assert endpoint.ocr.url in error["error_message"]
+
+
+def test_a_cancelled_job_closes_its_requests_and_frees_its_key(endpoint: Endpoint) -> None:
+    number = new_number()
+    gate = endpoint.ocr.hold(Mark(number, 1))
+    work = job_input(number, [1])
+    remote_id = endpoint.post(work)
+    endpoint.wait_for_request(Mark(number, 1))
+    endpoint.service.table.cancel(remote_id)
+    endpoint.programs.wait_until(lambda: not endpoint.ocr.alive(), "the request is closed")
+    assert endpoint.service.job(remote_id).status == "CANCELLED"
+    gate.open()
+    assert endpoint.output(endpoint.post(work))["pages"][0]["error"] is None
+
+
+# One key, several workers.
+
+
+def test_two_jobs_of_one_key_are_read_once(fresh: Endpoint) -> None:
+    fresh.workers.start(2)
+    fresh.workers.wait_ready()
+    number = new_number()
+    work = job_input(number, [1, 2, 3])
+    gate = fresh.ocr.hold(Mark(number, 3))
+    first = fresh.post(work)
+    fresh.wait_for_request(Mark(number, 3))
+    second = fresh.post(work)
+    fresh.programs.wait_until(
+        lambda: any("Another job works on this key" in w.program.text for w in fresh.workers.all),
+        "the second worker waits",
+    )
+    gate.open()
+    assert fresh.output(first)["pages"] == fresh.output(second)["pages"]
+    assert fresh.service.job(first).takes != fresh.service.job(second).takes
+    assert sorted(request.mark for request in fresh.ocr.requests) == [
+        Mark(number, page) for page in (1, 2, 3)
+    ]
+
+
+def test_a_killed_worker_is_followed_by_one_that_goes_on(fresh: Endpoint) -> None:
+    fresh.workers.start(2)
+    fresh.workers.wait_ready()
+    number = new_number()
+    gate = fresh.ocr.hold(Mark(number, 3))
+    remote_id = fresh.post(job_input(number, [1, 2, 3]))
+    fresh.wait_for_request(Mark(number, 3))
+    stored = Path(fresh.programs.all[0].log).parent / "volume" / "rag_service" / "keys"
+    fresh.programs.wait_until(
+        lambda: len(list(stored.glob("*/page-*.json"))) == 2, "two pages are stored"
+    )
+    victim = fresh.service.job(remote_id).takes[0]
+    fresh.workers.kill(victim)
+    gate.open()
+    pages = fresh.output(remote_id)["pages"]
+    assert [page["markdown"] for page in pages] == [Mark(number, page).text for page in (1, 2, 3)]
+    assert fresh.service.job(remote_id).takes[1:] not in ([], [victim])
+    assert [len(fresh.ocr.of(Mark(number, page))) for page in (1, 2, 3)] == [1, 1, 2]
+    assert fresh.ocr.doubled == []
+
+
+def test_without_a_volume_it_works_and_says_so(fresh: Endpoint) -> None:
+    fresh.workers.start(RUNPOD_HANDLER_VOLUME="/nonexistent/volume")
+    output = fresh.output(fresh.post(job_input(new_number(), [1])))
+    assert output["pages"][0]["error"] is None
+    assert any("There is no network volume" in line for line in output["debug"])
+
+
+def test_sigterm_lets_the_job_in_hand_end(fresh: Endpoint) -> None:
+    fresh.workers.start()
+    number = new_number()
+    gate = fresh.ocr.hold(Mark(number, 1))
+    remote_id = fresh.post(job_input(number, [1]))
+    fresh.wait_for_request(Mark(number, 1))
+    (worker,) = fresh.workers.all
+    worker.program.signal(signal.SIGTERM)
+    gate.open()
+    assert fresh.output(remote_id)["pages"][0]["error"] is None
+    assert worker.program.wait() == 0
+
+
+# The start, and the server that the handler itself runs.
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"RAG_SERVICE_HANDLER_START_TIMEOUT": "1"}, "The OCR server did not come up in 1 s"),
+        ({"GLMOCR_ENGINE": "transformers"}, "GLMOCR_ENGINE is 'transformers'"),
+        ({"RUNPOD_HANDLER_SKIP_GPU_CHECK": "false"}, "nvidia-smi cannot be run"),
+        ({"RUNPOD_HANDLER_SKIP_GPU_CHECK": "perhaps"}, "handler.skip_gpu_check"),
+    ],
+)
+def test_what_is_not_there_at_the_start_ends_the_worker(
+    fresh: Endpoint, variables: dict[str, str], sentence: str
+) -> None:
+    fresh.ocr.refuse()
+    fresh.workers.start(PATH="/nonexistent", **variables)
+    (worker,) = fresh.workers.all
+    assert worker.program.wait() == 1
+    assert sentence in worker.program.text
+
+
+def test_a_server_that_dies_at_the_start_ends_the_worker(fresh: Endpoint) -> None:
+    fresh.ocr.refuse()
+    fresh.workers.start(command=[*HANDLER, "sh", "-c", "echo no such model; exit 7"])
+    (worker,) = fresh.workers.all
+    assert worker.program.wait() == 1
+    assert "ended with exit code 7; it last said: no such model" in worker.program.text
+
+
+def test_a_server_killed_in_mid_life_fails_the_job_and_ends_the_worker(fresh: Endpoint) -> None:
+    port = free_port()
+    server = [sys.executable, "-m", "rag_service.cli.main", "cpu-ocr-server"]
+    fresh.workers.start(
+        command=[*HANDLER, *server],
+        GLMOCR_BASE_URL=f"http://127.0.0.1:{port}",
+        GLMOCR_MODEL="pp-ocrv6-tiny",
+        RAG_SERVICE_CPU_OCR_PORT=str(port),
+    )
+    (worker,) = fresh.workers.all
+    remote_id = fresh.post(job_input(new_number(), list(range(1, 21))))
+    fresh.programs.wait_until(lambda: "pages of scan.pdf" in worker.program.text, "the job starts")
+    psutil.Process(_server_pid(worker.program.family())).kill()
+    error = fresh.error(remote_id)
+    assert error["error_type"] == "ocr_server_unhealthy"
+    assert "The OCR server ended with exit code -9" in error["error_message"]
+    assert worker.program.wait() == 1
+
+
+def _server_pid(family: list[int]) -> int:
+    return next(pid for pid in family if "cpu-ocr-server" in psutil.Process(pid).cmdline())
