@@ -6,6 +6,10 @@ RUN python -m venv /opt/rag_service \
     && /opt/rag_service/bin/pip install --no-cache-dir --constraint constraints.txt .
 
 FROM python:3.11-slim-bookworm
+# Shrinks scans that are too large for a RunPod job; without it the second shrinker does it all.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ghostscript \
+    && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/rag_service rag_service
 COPY --from=build /opt/rag_service /opt/rag_service
 ENV PATH=/opt/rag_service/bin:$PATH \
@@ -16,6 +20,6 @@ USER rag_service
 WORKDIR /var/lib/rag_service
 # What is broken in the environment breaks the build, not the first document.
 RUN rag-service --version \
-    && REDIS_URL=redis://smoke-test python -c "import faster_paddle, pymupdf, workers.celery_app"
+    && REDIS_URL=redis://smoke-test python -c "import faster_paddle, kombu.transport.redis, pymupdf, workers.celery_app"
 
 ENTRYPOINT ["rag-service"]

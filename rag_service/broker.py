@@ -22,16 +22,24 @@ log = logging.getLogger(__name__)
 # What Flower and the logs call the two kinds of work.
 TASK_NAMES = {Stage.PREPARE: "prepare document", Stage.OCR: "read pages"}
 _CONNECT_SECONDS = 2.0
+_SCHEMES = ("redis://", "rediss://")
 
 
 def broker_url(settings: Settings) -> str:
-    """The broker's URL; ConfigurationError where none is set."""
+    """The broker's URL; ConfigurationError where none is set or it is no Redis URL."""
     if settings.redis.url is None:
         raise ConfigurationError(
             "redis.url is not set: set REDIS_URL, or use `rag-service up` or "
             "`rag-service run`, which start a broker of their own."
         )
-    return settings.redis.url.get_secret_value()
+    url = settings.redis.url.get_secret_value()
+    if not url.startswith(_SCHEMES):
+        scheme, mark, _ = url.partition("://")
+        raise ConfigurationError(
+            f"redis.url: {scheme + mark if mark else 'this'} is not redis:// or rediss:// "
+            "(REDIS_URL); Valkey has the same."
+        )
+    return url
 
 
 def make_app(settings: Settings) -> Celery:

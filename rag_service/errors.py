@@ -16,11 +16,14 @@ RagServiceError
 ├── FlowSignal             a worker lets go of a run; nobody's fault, no code of its own
 │   └── LeaseLost, OcrOutage ── OcrMisconfigured, Draining
 ├── ConfigurationError     the start-up stops and names the key
-└── ServiceUnreachable     a command cannot reach what it needs
+├── ServiceUnreachable     a command cannot reach what it needs
+└── Unreadable             a command was given a file that it cannot read
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 
@@ -292,3 +295,32 @@ class ServiceUnreachable(RagServiceError):
 
     code = "unreachable"
     retryable = True
+
+
+class Unreadable(RagServiceError):
+    """The file cannot be read."""
+
+    code = "unreadable"
+
+
+def outcome_codes() -> frozenset[str]:
+    """The codes that documents and pages end with: a closed list."""
+    return frozenset(kind.code for base in (DocumentError, PageError) for kind in _tree(base))
+
+
+def _tree(kind: type[RagServiceError]) -> Iterator[type[RagServiceError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _tree(below)
+
+
+def require_outcome_code(code: str) -> str:
+    """The code itself; InvalidOptions, with those that may have been meant, for an unknown one."""
+    codes = outcome_codes()
+    if code in codes:
+        return code
+    near = difflib.get_close_matches(code, sorted(codes), n=3)
+    hint = (
+        f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(sorted(codes))}."
+    )
+    raise InvalidOptions(f"error: there is no code {code!r}. {hint}")

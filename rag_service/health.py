@@ -81,7 +81,8 @@ def broker_faults(settings: Settings) -> list[Fault]:
     return [Fault(name="broker", message=message)]
 
 
-_UNSET = {
+# What is missing where no server is named, by transport.
+UNSET_SERVER = {
     "direct": "ocr.base_url is not set (GLMOCR_BASE_URL).",
     "runpod": "runpod.endpoint_id is not set (RUNPOD_ENDPOINT_ID).",
 }
@@ -129,7 +130,7 @@ def _maintenance_faults(lease_seconds: float) -> Iterator[Fault]:
 
 def _server_faults(settings: Settings) -> Iterator[Fault]:
     if settings.page_server is None:
-        yield Fault(name="ocr_server", message=_UNSET[settings.ocr.transport])
+        yield Fault(name="ocr_server", message=UNSET_SERVER[settings.ocr.transport])
         return
     record = servers.get(settings.page_server)
     if record is None:

@@ -63,7 +63,8 @@ def check_options(
     collection = collection or DEFAULT_COLLECTION
     if not _COLLECTION.fullmatch(collection):
         raise InvalidOptions(
-            "collection: begin with a letter or digit; up to 128 letters, digits and _ . : / @ + -"
+            "collection: begin with a letter or digit; up to 128 letters, digits, spaces "
+            "and _ . : / @ + -"
         )
     return IntakeOptions(
         collection, run_options(settings, parser=parser, ocr=ocr), _priority(priority)

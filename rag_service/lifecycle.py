@@ -17,7 +17,7 @@ def cancel(document_id: str) -> bool:
     """Cancel the active run; False where nothing was active. Raises NotFound."""
     with begin() as connection:
         if documents.find(connection, document_id) is None:
-            raise NotFound()
+            raise NotFound(f"There is no document {document_id}.")
         return runs.cancel(connection, document_id, Cancelled())
 
 
@@ -25,7 +25,7 @@ def delete(document_id: str) -> None:
     """Cancel and hide the document; its rows and bytes go soon after. Raises NotFound."""
     with begin() as connection:
         if not documents.hide(connection, document_id):
-            raise NotFound()
+            raise NotFound(f"There is no document {document_id}.")
     # Afterwards: no new run can come now, and a run is locked before its document.
     with begin() as connection:
         runs.cancel(connection, document_id, Cancelled())

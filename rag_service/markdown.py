@@ -20,8 +20,8 @@ def page_section(page: PageView) -> str:
 
 
 def outcome_of(status: str, error: ErrorView | None) -> str:
-    """`failed, page_timeout`."""
-    return f"{status}, {error.code}" if error else str(status)
+    """`failed, page_timeout`; `cancelled`, whose code is the same word, once."""
+    return f"{status}, {error.code}" if error and error.code != status else str(status)
 
 
 def _in_comment(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rag_service import broker
-from rag_service.errors import AlreadyActive, InvalidOptions, NotFound
+from rag_service.errors import AlreadyActive, InvalidOptions, NotFound, require_outcome_code
 from rag_service.knowledgebase import runs
 from rag_service.knowledgebase.engine import Connection, begin
 from rag_service.knowledgebase.runs import RunOptions
@@ -15,6 +15,7 @@ from rag_service.knowledgebase.selection import (
     Selectors,
     good_pages,
     select_documents,
+    unknown_ids,
 )
 from rag_service.knowledgebase.views import Action, Redo
 from rag_service.parsers.registry import require_parser
@@ -53,15 +54,18 @@ def reprocess(
 ) -> list[Redo]:
     """Make a run for each selected document that has something to redo.
 
-    Raises InvalidOptions where nothing is selected at all, NotFound for an unknown id.
+    Raises InvalidOptions where nothing is selected at all or the error code is none, NotFound
+    for unknown ids, naming each.
     """
     if selectors.empty:
-        raise InvalidOptions("Say which documents: IDs, --failed, --error or --collection.")
+        raise InvalidOptions("Say which documents: by ids, failed, error or collection.")
+    if selectors.error:
+        require_outcome_code(selectors.error)
     with begin() as connection:
+        unknown = unknown_ids(connection, selectors.ids)
         candidates = select_documents(connection, selectors)
-    missing = set(selectors.ids) - {candidate.id for candidate in candidates}
-    if missing:
-        raise NotFound(f"There is no such document: {', '.join(sorted(missing))}")
+    if unknown:
+        raise NotFound(f"There is no document {', '.join(unknown)}.")
     redone = []
     for candidate in candidates:
         redo = _redo(settings, candidate, change, dry_run=dry_run)

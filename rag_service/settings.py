@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -23,6 +24,7 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
@@ -56,6 +58,15 @@ def _server(url: str) -> str:
 Seconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _require_rising(prefix: str, **values: float) -> None:
+    """ValueError, naming the keys, where one of the values is not below the next."""
+    for (low, small), (high, large) in pairwise(values.items()):
+        if small >= large:
+            raise ValueError(
+                f"{prefix}.{low} ({small:g}) must be below {prefix}.{high} ({large:g})"
+            )
 
 
 class Section(BaseModel):
@@ -258,9 +269,7 @@ class Handler(Section):
     )
     progress_every: Seconds = Field(description="Seconds between progress updates of a job.")
     max_output_bytes: Count = Field(description="Largest answer of a job; RunPod takes 10 MB.")
-    max_document_bytes: Count = Field(
-        description="Largest document of a job, fetched or unzipped."
-    )
+    max_document_bytes: Count = Field(description="Largest document of a job, fetched or unzipped.")
     download_timeout: Seconds = Field(description="Seconds for fetching a document by its URL.")
 
 
@@ -295,6 +304,15 @@ class Lease(Section):
     give_up_after: Seconds = Field(description="Seconds without renewal until the owner stops.")
     crash_limit: Count = Field(description="Lost children without progress until worker_crashed.")
     expiry_limit: Count = Field(description="Expired leases without progress until then.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Lease:
+        """An owner must stop before another may claim its run, and have had time to renew."""
+        _require_rising(
+            "lease",
+            renew_every=self.renew_every, give_up_after=self.give_up_after, seconds=self.seconds,
+        )  # fmt: skip
+        return self
 
 
 class Worker(Section):

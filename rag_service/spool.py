@@ -11,7 +11,7 @@ from tempfile import NamedTemporaryFile
 from types import TracebackType
 from typing import BinaryIO
 
-from rag_service.errors import EmptyFile, TooLarge, UnsupportedType
+from rag_service.errors import EmptyFile, StorageUnavailable, TooLarge, UnsupportedType
 from rag_service.pdf.media import HEAD_BYTES, media_type_of
 from rag_service.settings import Settings
 
@@ -22,13 +22,17 @@ _STALE_SECONDS = 24 * 3600.0
 
 
 class Spool:
-    """A temporary file that knows its size, sha256 and first bytes; gone when closed."""
+    """A temporary file that knows its size, sha256 and first bytes; gone when closed.
+
+    Raises StorageUnavailable, with the system's reason, where the disk does not take it.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        # Closed by close(), which also runs at the end of a `with` block.
-        self._file = NamedTemporaryFile(  # noqa: SIM115
-            dir=_incoming(settings), prefix=_PREFIX, delete=False
-        )
+        with _disk():
+            # Closed by close(), which also runs at the end of a `with` block.
+            self._file = NamedTemporaryFile(  # noqa: SIM115
+                dir=_incoming(settings), prefix=_PREFIX, delete=False
+            )
         self._limit = settings.limits.max_bytes
         self._digest = hashlib.sha256()
         self._head = b""
@@ -39,11 +43,12 @@ class Spool:
         """Append bytes. Raises TooLarge as soon as the limit is passed."""
         self.bytes += len(chunk)
         if self.bytes > self._limit:
-            raise TooLarge(f"The file is larger than {self._limit} bytes (limits.max_bytes).")
+            raise TooLarge(f"The file is larger than limits.max_bytes ({self._limit} bytes).")
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         self._digest.update(chunk)
-        self._file.write(chunk)
+        with _disk():
+            self._file.write(chunk)
 
     def copy_from(self, source: BinaryIO) -> None:
         """Append everything a file holds."""
@@ -56,7 +61,8 @@ class Spool:
 
     def finish(self) -> str:
         """Flush, and say the media type. Raises EmptyFile, UnsupportedType."""
-        self._file.flush()
+        with _disk():
+            self._file.flush()
         if self.bytes == 0:
             raise EmptyFile()
         media_type = media_type_of(self._head)
@@ -66,9 +72,10 @@ class Spool:
 
     def close(self) -> None:
         """Remove the file."""
-        self._file.close()
-        with suppress(FileNotFoundError):
-            self.path.unlink()
+        # Closing writes what is still in hand, which a full disk refuses; it is thrown away.
+        with suppress(OSError):
+            self._file.close()
+        self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> Spool:
         return self
@@ -83,9 +90,21 @@ class Spool:
 
 
 @contextmanager
+def _disk() -> Iterator[None]:
+    """Where the disk is full or read-only, that is no error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageUnavailable(f"The upload cannot be stored: {error.strerror}.") from error
+
+
+@contextmanager
 def scratch_file(settings: Settings) -> Iterator[Path]:
-    """An empty file beside the uploads, gone after the block."""
-    with NamedTemporaryFile(dir=_incoming(settings), prefix=_PREFIX, delete=False) as file:
+    """An empty file beside the uploads, gone after the block. Raises StorageUnavailable."""
+    with (
+        _disk(),
+        NamedTemporaryFile(dir=_incoming(settings), prefix=_PREFIX, delete=False) as file,
+    ):
         path = Path(file.name)
     try:
         yield path

@@ -42,6 +42,11 @@ def source_key(sha256: str) -> str:
     return f"sha256/{sha256[:2]}/{sha256}"
 
 
+def require_address(settings: Settings) -> None:
+    """Raise ConfigurationError for a storage.url that is neither s3:// nor file://."""
+    _folder(settings.storage.url, settings.data_dir)
+
+
 def working_key(document_id: object) -> str:
     """Where one document's own decrypted copy lives."""
     return f"working/{document_id}.pdf"

@@ -85,7 +85,7 @@ def _ended(document_id: str) -> Known:
     with begin() as connection:
         known = documents.find(connection, document_id)
     if known is None:
-        raise NotFound()
+        raise NotFound(f"There is no document {document_id}.")
     if known.active:
         raise AlreadyActive()
     return known

@@ -137,6 +137,16 @@ class Programs:
                     return pid
         raise AssertionError(f"No fork has a connection from port {port}.\n{self.tails()}")
 
+    def fork_to(self, port: int) -> int:
+        """The pid of the one fork that has a connection to this port open."""
+        found = []
+        for pid in (pid for program in self.all for pid in program.forks()):
+            with contextlib.suppress(psutil.Error):
+                connections = psutil.Process(pid).net_connections("tcp")
+                found += [pid for one in connections if one.raddr and one.raddr.port == port]
+        assert len(set(found)) == 1, f"Forks with a connection to port {port}: {found}"
+        return found[0]
+
     def wait_until(self, condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
         """The first true value of the condition; AssertionError with all logs if none comes."""
         deadline = time.monotonic() + seconds

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 
 from rag_service.errors import DocumentTimeout, Draining, LeaseLost, RagServiceError
 from rag_service.knowledgebase import leases
-from rag_service.knowledgebase.engine import DatabaseError, is_outage
+from rag_service.knowledgebase.engine import DatabaseError, is_outage, trouble
 from rag_service.knowledgebase.leases import ClaimedRun
 from rag_service.settings import Settings
 from workers import drain
@@ -84,7 +84,7 @@ class HeldRun:
             except DatabaseError as error:
                 if not is_outage(error):
                     raise
-                log.warning("PostgreSQL is away, trying again: %s", error)
+                log.warning("PostgreSQL does not do its part, trying again: %s", trouble(error))
             await asyncio.sleep(_DATABASE_RETRY_SECONDS)
 
     async def _guard(self) -> None:
@@ -106,7 +106,7 @@ class HeldRun:
             try:
                 held = self._renew_or_ask()
             except DatabaseError as error:
-                log.warning("The lease cannot be renewed: %s", error)
+                log.warning("The lease cannot be renewed: %s", trouble(error))
                 continue
             if not held:
                 self._loop.call_soon_threadsafe(self._stop, LeaseLost())

@@ -17,9 +17,11 @@ from typing import Any
 from celery import signals
 from celery.exceptions import WorkerLostError
 
+from rag_service.health import UNSET_SERVER
 from rag_service.knowledgebase import fleet, leases
-from rag_service.knowledgebase.engine import DatabaseError
+from rag_service.knowledgebase.engine import DatabaseError, trouble
 from rag_service.logs import configure_logging
+from rag_service.pdf.shrink import warn_of_missing_shrinker
 from rag_service.settings import get_settings
 from rag_service.states import Stage
 from workers import drain
@@ -57,7 +59,7 @@ class MainProcess:
             try:
                 released = leases.release_crashed(worker_id(stage), task_id, get_settings().lease)
             except DatabaseError as error:
-                log.error("The lease of a lost child stays until it expires: %s", error)
+                log.error("The lease of a lost child stays until it expires: %s", trouble(error))
                 continue
             if released:
                 log.warning("A child died on task %s; its run goes back to the queue.", task_id)
@@ -70,14 +72,14 @@ class MainProcess:
                 leases.release_worker(worker_id(stage))
                 fleet.leave(worker_id(stage))
             except DatabaseError as error:
-                log.error("Leases stay until they expire: %s", error)
+                log.error("Leases stay until they expire: %s", trouble(error))
 
     def _beats(self) -> None:
         while not self._stopped.is_set():
             try:
                 self._beat()
             except DatabaseError as error:
-                log.warning("PostgreSQL is away: %s", error)
+                log.warning("PostgreSQL does not do its part: %s", trouble(error))
                 self._waiting_since = None
             self._stopped.wait(fleet.BEAT_SECONDS)
 
@@ -123,10 +125,15 @@ def _init(sender: Any, **_: Any) -> None:
 
 @signals.celeryd_after_setup.connect
 def _set_up(instance: Any, **_: Any) -> None:
-    if Stage.OCR.value in instance.app.amqp.queues.consume_from and ocr_server() is None:
+    if Stage.OCR.value not in instance.app.amqp.queues.consume_from:
+        return
+    settings = get_settings()
+    if ocr_server() is None:
         # Every document would fail. Only this gets out of a signal's handler.
-        log.critical("ocr.base_url is not set (GLMOCR_BASE_URL): there is no server to read with.")
+        log.critical("There is no server to read with: %s", UNSET_SERVER[settings.ocr.transport])
         raise SystemExit(2)
+    if settings.ocr.transport == "runpod" and settings.pdf.downsample_oversized:
+        warn_of_missing_shrinker()
 
 
 @signals.worker_ready.connect

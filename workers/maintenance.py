@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from rag_service import broker, lifecycle
 from rag_service.errors import OcrUnavailable
 from rag_service.knowledgebase import fleet, leases, remote_jobs, runs, servers
-from rag_service.knowledgebase.engine import DatabaseError
+from rag_service.knowledgebase.engine import DatabaseError, trouble
 from rag_service.knowledgebase.fleet import Tenure
 from rag_service.logs import configure_logging
 from rag_service.ocr.client import OcrClient, Probe
@@ -64,7 +64,7 @@ class Maintenance:
             try:
                 self._round_if_holder()
             except DatabaseError as error:
-                log.warning("PostgreSQL is away: %s", error)
+                log.warning("PostgreSQL does not do its part: %s", trouble(error))
                 self._reachable_since = float("inf")
             self._stop.wait(self._settings.maintenance.interval)
         self._leave()

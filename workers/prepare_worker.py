@@ -39,16 +39,22 @@ async def prepare_run(held: HeldRun) -> None:
         warnings = [_warning(warning) for warning in preflight.warnings]
         known = await held.call(lambda: runs.note_preflight(run, preflight.pages, warnings))
         missing = [n for n in range(1, preflight.pages + 1) if n not in known]
-        remains = await _plan_pages(held, document, missing)
+        remains, last = await _plan_pages(held, document, missing)
     if remains or PageState.PENDING in known.values():
-        await held.call(lambda: runs.hand_to_ocr(run))
+        await held.call(lambda: runs.hand_to_ocr(run, last))
         broker.ring(Stage.OCR, run.id, run.filename)
     else:
-        await held.call(lambda: runs.finish(run))
+        await held.call(lambda: runs.finish(run, last))
 
 
-async def _plan_pages(held: HeldRun, document: OpenDocument, missing: Sequence[int]) -> bool:
-    """Plan these pages and store what is planned; whether any of them is left for OCR."""
+async def _plan_pages(
+    held: HeldRun, document: OpenDocument, missing: Sequence[int]
+) -> tuple[bool, list[PlannedRow]]:
+    """Plan these pages and store whole windows of them.
+
+    Returns whether any page is left for OCR, and the last pages, to be stored as the run goes on:
+    a document is mostly shorter than a window, and a transaction costs what some pages cost.
+    """
     run, remains = held.run, False
     # Closed at once when the run is let go: what is read ahead must not meet the next document.
     async with (
@@ -59,8 +65,10 @@ async def _plan_pages(held: HeldRun, document: OpenDocument, missing: Sequence[i
             held.check_drain()
             rows = [_row(page) for page in window]
             remains |= any(row.state is PageState.PENDING for row in rows)
+            if len(rows) < _WINDOW:
+                return remains, rows
             await held.call(partial(pages.store_plan, run, rows))
-    return remains
+    return remains, []
 
 
 async def _windows(planned: AsyncIterator[PlannedPage]) -> AsyncGenerator[Sequence[PlannedPage]]:

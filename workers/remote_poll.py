@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rag_service import errors
@@ -12,6 +13,7 @@ from rag_service.errors import OcrRejected, PageError
 from rag_service.knowledgebase import remote_jobs, servers
 from rag_service.knowledgebase.pages import StoredPage
 from rag_service.knowledgebase.remote_jobs import JobRow
+from rag_service.retry import LONGEST_RETRY_AFTER
 from rag_service.runpod.client import (
     EndpointRefused,
     JobNotFound,
@@ -23,8 +25,8 @@ from rag_service.runpod.jobs import (
     CancelIt,
     Ended,
     Verdict,
-    Wait,
     judge,
+    judge_silence,
     judge_unknown,
     poll_interval,
 )
@@ -59,7 +61,11 @@ async def poll_due(settings: Settings, *, run_id: str | None = None) -> int:
     for (base_url, endpoint_id), jobs in by_endpoint.items():
         client = RunPodClient(settings.runpod, base_url=base_url, endpoint_id=endpoint_id)
         async with client:
-            await asyncio.gather(*(_poll(job, client, settings) for job in jobs))
+            polls = (_poll(job, client, settings) for job in jobs)
+            # The client stays open until the last poll has ended, whatever became of the others.
+            for outcome in await asyncio.gather(*polls, return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
     return len(due)
 
 
@@ -68,25 +74,41 @@ async def _poll(job: JobRow, client: RunPodClient, settings: Settings) -> None:
     if remote_id is None:
         await _wait_for_id(job, settings)
         return
-    pause = poll_interval(job.age, settings.runpod)
+    report, known = None, True
     try:
         report = await client.status(remote_id)
+        verdict = judge(job, report, settings.runpod)
     except JobNotFound:
-        if job.remote_id is None:
-            # A webhook named an id that RunPod does not confirm.
-            await _call(lambda: remote_jobs.note_poll(job.id, next_in=pause))
-            return
-        await _apply(job, judge_unknown(job, settings.runpod), client, remote_id, None)
+        known = False
+        verdict = judge_unknown(job, settings.runpod)
     except PollFailed as error:
         log.info("Job %s: the poll failed: %s", remote_id, error)
-        wait = max(pause, error.retry_after or 0.0)
-        await _call(lambda: remote_jobs.note_poll(job.id, next_in=wait))
+        wait = _wish(poll_interval(job.age, settings.runpod), error.retry_after, settings)
+        verdict = judge_silence(job, settings.runpod, wait)
     except EndpointRefused as error:
         message = error.message
         await _call(lambda: servers.mark_out(client.url, message, misconfigured=True))
-        await _call(lambda: remote_jobs.note_poll(job.id, next_in=_REFUSED_PAUSE))
-    else:
-        await _apply(job, judge(job, report, settings.runpod), client, remote_id, report)
+        verdict = judge_silence(job, settings.runpod, _REFUSED_PAUSE)
+    if job.remote_id is None and not (known and _may_be(job, report)):
+        await _call(lambda: remote_jobs.forget_hint(job.id, remote_id))
+        await _wait_for_id(job, settings)
+        return
+    await _apply(job, verdict, client, settings, report)
+
+
+def _wish(pause: float, retry_after: float | None, settings: Settings) -> float:
+    """Seconds until the next poll: RunPod's wish is spread upwards, lest all come at once."""
+    if retry_after is None:
+        return pause
+    asked = min(max(pause, retry_after), LONGEST_RETRY_AFTER)
+    return asked * random.uniform(1, 1 + settings.retry.jitter)
+
+
+def _may_be(job: JobRow, report: JobReport | None) -> bool:
+    """Whether the job that a webhook named is not plainly another one of ours."""
+    output = report.output if report else None
+    key = output.get("request_key") if isinstance(output, dict) else None
+    return key is None or key == job.request_key
 
 
 async def _wait_for_id(job: JobRow, settings: Settings) -> None:
@@ -104,15 +126,16 @@ async def _apply(
     job: JobRow,
     verdict: Verdict,
     client: RunPodClient,
-    remote_id: str,
+    settings: Settings,
     report: JobReport | None,
 ) -> None:
     if isinstance(verdict, Ended):
         await _settle(job, verdict, report)
         return
-    pause = verdict.seconds if isinstance(verdict, Wait) else 0.0
     if isinstance(verdict, CancelIt):
-        pause = await _cancel(job, client, remote_id)
+        pause = await _cancel(job, client, settings)
+    else:
+        pause = verdict.seconds
     told = _told(report)
     await _call(
         lambda: remote_jobs.note_poll(
@@ -121,29 +144,34 @@ async def _apply(
             status=told.get("last_status"),
             delay_ms=told.get("delay_ms"),
             execution_ms=told.get("execution_ms"),
-            adopted_id=None if job.remote_id else remote_id,
+            adopted_id=job.hinted_id if report and job.remote_id is None else None,
             deadline_passed=isinstance(verdict, CancelIt) and not job.cancel_wanted,
         )
     )
 
 
-async def _cancel(job: JobRow, client: RunPodClient, remote_id: str) -> float:
+async def _cancel(job: JobRow, client: RunPodClient, settings: Settings) -> float:
     """Ask for the cancellation; seconds until the confirmation is looked for."""
+    remote_id = job.remote_id or job.hinted_id or ""
+    pause = poll_interval(job.age, settings.runpod)
     log.info("Cancelling job %s of run %s", remote_id, job.run_id)
     try:
         await client.cancel(remote_id)
     except PollFailed as error:
         log.warning("Job %s could not be cancelled yet: %s", remote_id, error)
-        return max(error.retry_after or 0.0, 5.0)
+        return _wish(pause, error.retry_after, settings)
     except EndpointRefused as error:
         log.warning("Job %s may not be cancelled: %s", remote_id, error)
         return _REFUSED_PAUSE
-    return 1.0
+    return pause
 
 
 async def _settle(job: JobRow, ended: Ended, report: JobReport | None) -> None:
-    pages, reasons = results(job, ended)
+    so_far = await _call(lambda: remote_jobs.reasons_so_far(job.run_id))
+    pages, reasons = results(job, ended, so_far)
     told = _told(report)
+    if report is not None and job.remote_id is None:
+        told["remote_id"] = job.hinted_id
     if ended.output is not None and ended.output.gauges is not None:
         told["gauges"] = ended.output.gauges.model_dump()
     if ended.outcome is not JobOutcome.COMPLETED:
@@ -165,10 +193,15 @@ def _told(report: JobReport | None) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def results(job: JobRow, ended: Ended) -> tuple[list[StoredPage], dict[int, PostReason]]:
-    """What the job's end stores of each of its pages, and why those left would be posted again."""
+def results(
+    job: JobRow, ended: Ended, so_far: Mapping[int, Collection[PostReason]]
+) -> tuple[list[StoredPage], dict[int, PostReason]]:
+    """What the job's end stores of each of its pages, and why those left would be posted again.
+
+    `so_far`: why each page was posted until now; for its own failure none is posted twice.
+    """
     found = {page.page: page for page in (ended.output.pages if ended.output else [])}
-    remaining = _remaining(ended.output)
+    remaining = _remaining(job, ended.output)
     stored: list[StoredPage] = []
     reasons: dict[int, PostReason] = {}
     for number in job.pages:
@@ -180,18 +213,20 @@ def results(job: JobRow, ended: Ended) -> tuple[list[StoredPage], dict[int, Post
             stored.append(_read(page, ended.output))
             continue
         error, lasting = _page_error(page, ended)
-        again = None if lasting or job.reason is ended.repost else ended.repost
+        spent = lasting or ended.repost in so_far.get(number, ())
+        again = None if spent else ended.repost
         if again is not None:
             reasons[number] = again
         stored.append(_failed(number, error, again))
     return stored, reasons
 
 
-def _remaining(output: JobOutput | None) -> set[int]:
-    """Pages that did not fit the answer; an answer that brought none at all made no progress."""
-    if output is None or not output.pages:
+def _remaining(job: JobRow, output: JobOutput | None) -> set[int]:
+    """Pages that did not fit the answer; one that brought none of the job's made no progress."""
+    if output is None:
         return set()
-    return set(output.remaining_pages) - {page.page for page in output.pages}
+    brought = {page.page for page in output.pages}
+    return set(output.remaining_pages) - brought if brought & set(job.pages) else set()
 
 
 def _page_error(page: PageOutput | None, ended: Ended) -> tuple[PageError, bool]:

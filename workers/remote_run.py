@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from itertools import groupby
+from itertools import count
 from typing import Any
 
 from rag_service.errors import (
@@ -28,7 +28,7 @@ from rag_service.errors import (
 from rag_service.knowledgebase import leases, pages, remote_jobs, runs, servers
 from rag_service.knowledgebase.engine import DatabaseError, is_outage
 from rag_service.knowledgebase.pages import StoredPage
-from rag_service.knowledgebase.remote_jobs import FreePage, JobRow, NewJob
+from rag_service.knowledgebase.remote_jobs import FreePages, JobRow, NewJob
 from rag_service.retry import TryAgain, page_schedule
 from rag_service.runpod.client import (
     BodyRefused,
@@ -48,8 +48,6 @@ from workers.source import opened
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
-# At the endpoint's limit of live jobs a run looks again after this many seconds.
-_LIMIT_PAUSE = 15.0
 # Tries, a second apart, to write down what RunPod answered.
 _PATIENCE = 600
 
@@ -70,6 +68,8 @@ class RemoteRun:
         self._run = held.run
         self._settings = settings
         self._until = time.monotonic() + settings.runpod.poll_window
+        # At the endpoint's limit of live jobs nothing is made before this moment.
+        self._full_until = float("-inf")
 
     async def work(self) -> None:
         """Until the run is finished, or nothing is left to do for this fork."""
@@ -90,11 +90,11 @@ class RemoteRun:
         if not await self._held.call(lambda: pages.pending(self._run)):
             await self._held.call(lambda: runs.finish(self._run))
             return True
-        jobs = await self._jobs()
-        if jobs and time.monotonic() < self._until:
+        now = time.monotonic()
+        # With no job left, pages are free again: they are posted in the next turn.
+        if now < self._until and (now >= self._full_until or await self._jobs()):
             return False
-        wait = await self._held.call(lambda: pages.seconds_until_due(self._run))
-        await self._let_go(max(wait, _LIMIT_PAUSE))
+        await self._let_go(self._settings.runpod.poll_max)
         return True
 
     async def _let_go(self, pause: float) -> None:
@@ -122,6 +122,8 @@ class RemoteRun:
         return soon or job.left <= 0
 
     async def _post_free(self) -> None:
+        if time.monotonic() < self._full_until:
+            return
         if any(job.state is JobState.LOST for job in await self._jobs()):
             # What swallowed one post would swallow the next.
             return
@@ -129,9 +131,11 @@ class RemoteRun:
         if not free:
             return
         async with self._poster() as poster:
-            for reason, group in groupby(sorted(free, key=_by_reason), key=lambda p: p.reason):
-                if not await poster.post(reason, [page.number for page in group]):
-                    return
+            for group in free:
+                if not await poster.post(group):
+                    break
+        if poster.at_limit:
+            self._full_until = time.monotonic() + self._settings.runpod.poll_max
 
     @asynccontextmanager
     async def _poster(self) -> AsyncIterator[Poster]:
@@ -148,10 +152,6 @@ class RemoteRun:
             yield Poster(self._held, self._settings, client, maker)
 
 
-def _by_reason(page: FreePage) -> tuple[str, int]:
-    return page.reason, page.number
-
-
 class Poster:
     """Makes posts: each has its row before it goes out."""
 
@@ -164,17 +164,21 @@ class Poster:
         self._client = client
         self._maker = maker
         self._tokens: dict[tuple[int, ...], str] = {}
+        # The endpoint has as many live jobs as it may have.
+        self.at_limit = False
 
-    async def post(self, reason: PostReason, numbers: Sequence[int]) -> bool:
+    async def post(self, free: FreePages) -> bool:
         """Post the pages in as many jobs as they need; False where posting must pause.
 
         Raises OcrOutage, LeaseLost, Draining.
         """
-        async with aclosing(self._maker.make(numbers, self._envelope)) as payloads:
+        again = free.reason is PostReason.LOST_ANSWER
+        making = self._maker.make(free.numbers, self._envelope, as_before=again)
+        async with aclosing(making) as payloads:
             async for made in payloads:
                 if isinstance(made, Refused):
                     await self._fail([made.page], made.error)
-                elif not await self._post(made, reason):
+                elif not await self._post(made, free.reason):
                     return False
         return True
 
@@ -203,6 +207,7 @@ class Poster:
         most = self._settings.runpod.max_live_jobs
         job_id = await self._held.call(lambda: remote_jobs.open_job(self._run, job, most_live=most))
         if job_id is None:
+            self.at_limit = True
             return False
         try:
             await self._send(payload, job_id)
@@ -210,12 +215,12 @@ class Poster:
             await self._surely(partial(remote_jobs.note_refused, job_id, error.message))
             await self._fail(payload.pages, PayloadTooLarge(f"RunPod refused it: {error.message}"))
         except LostAnswer as error:
-            await self._surely(partial(remote_jobs.note_lost, job_id, error.message))
             if reason is PostReason.LOST_ANSWER:
                 raise OcrOutage(error.message) from error
             return False
-        except (OcrOutage, LeaseLost) as error:
-            await self._surely(partial(remote_jobs.note_refused, job_id, error.message))
+        except (OcrOutage, LeaseLost, asyncio.CancelledError) as error:
+            # What went out before this has been written down; what has not was never accepted.
+            await self._surely(partial(remote_jobs.note_refused, job_id, str(error)))
             raise
         return True
 
@@ -253,23 +258,25 @@ class Poster:
             raise TryAgain(error.message, error.retry_after) from error
         except EndpointRefused as error:
             raise OcrMisconfigured(error.message) from error
+        except LostAnswer as error:
+            await self._surely(partial(remote_jobs.note_lost, job_id, error.message))
+            raise
         await self._surely(lambda: remote_jobs.store_remote_id(job_id, remote_id))
         await self._surely(lambda: servers.mark_answered(self._client.url))
         log.info("Run %s: job %s posted", self._run.id, remote_id)
 
     async def _surely(self, write: Callable[[], object]) -> None:
         """Write what no other fork could know, through an outage of PostgreSQL too."""
-        for _ in range(_PATIENCE):
+        for tries in count(1):
             try:
                 await asyncio.to_thread(write)
             except DatabaseError as error:
-                if not is_outage(error):
+                if tries == _PATIENCE or not is_outage(error):
                     raise
                 log.warning("PostgreSQL is away, an answer of RunPod waits for it: %s", error)
                 await asyncio.sleep(_TICK_SECONDS)
             else:
                 return
-        raise OcrOutage("PostgreSQL was away for too long.")
 
     async def _fail(self, numbers: Sequence[int], error: RagServiceError) -> None:
         for number in numbers:

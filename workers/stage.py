@@ -17,7 +17,7 @@ from rag_service.errors import (
     RagServiceError,
 )
 from rag_service.knowledgebase import leases, runs, servers
-from rag_service.knowledgebase.engine import DatabaseError, is_outage
+from rag_service.knowledgebase.engine import DatabaseError, is_outage, trouble
 from rag_service.knowledgebase.leases import Claimant, ClaimedRun
 from rag_service.settings import get_settings
 from rag_service.states import Stage
@@ -41,8 +41,8 @@ def work_on_next(stage: Stage, task_id: str, work: Work) -> str:
         run = leases.claim(stage, claimant, get_settings().lease, server=ocr_server())
     except DatabaseError as error:
         # Never out of a task: not every error of a driver survives the way to the main process.
-        log.warning("No run can be claimed: %s", error)
-        return "PostgreSQL is away"
+        log.warning("No run can be claimed: %s", trouble(error))
+        return f"PostgreSQL does not do its part: {trouble(error)}"
     if run is None:
         return "nothing to claim"
     log.info("%s: run %s of %s, claim %d", stage, run.id, run.filename, run.epoch)
@@ -66,9 +66,9 @@ def _end_badly(run: ClaimedRun, error: Exception) -> str:
         return _judge(run, error)
     except LeaseLost:
         return "no longer ours"
-    except DatabaseError:
+    except DatabaseError as away:
         log.exception("Run %s stays held until its lease expires", run.id)
-        return "PostgreSQL is away"
+        return f"PostgreSQL does not do its part: {trouble(away)}"
 
 
 def _judge(run: ClaimedRun, error: Exception) -> str:

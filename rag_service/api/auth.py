@@ -73,10 +73,10 @@ class Gate:
     def _refuse_strangers(self, headers: Headers) -> Response | None:
         host = headers.get("host", "").lower()
         if host not in self._hosts:
-            return _forbidden(f"The Host {host!r} is not one of this service's own names")
+            return problems.forbidden(f"The Host {host!r} is not one of this service's own names")
         origin = headers.get("origin")
         if origin is not None and origin.lower().removeprefix("http://") not in self._hosts:
-            return _forbidden(f"Pages of the origin {origin!r} may not use this service")
+            return problems.forbidden(f"Pages of the origin {origin!r} may not use this service")
         return None
 
 
@@ -85,8 +85,3 @@ def _own_hosts(api: Api) -> frozenset[str]:
     names = {"localhost", "127.0.0.1", "[::1]", configured.lower()}
     hosts = {f"{name}:{api.port}" for name in names}
     return frozenset(hosts | names) if api.port == _HTTP_PORT else frozenset(hosts)
-
-
-def _forbidden(what: str) -> Response:
-    detail = f"{what}. Without RAG_SERVICE_API_KEY only programs on this machine may ask."
-    return problems.answer(403, Unauthorized.code, detail)

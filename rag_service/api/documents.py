@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from rag_service import errors, lifecycle
 from rag_service.api import upload
 from rag_service.api.problems import documented
+from rag_service.api.query import KNOWN_PARAMETERS_ONLY
 from rag_service.api.services import Here, Services
 from rag_service.errors import InvalidOptions, NotFound
 from rag_service.intake import Accepted, accept, check_options, require_room
@@ -24,21 +25,27 @@ from rag_service.knowledgebase.views import DocumentView
 from rag_service.states import OcrMode, Priority, RunState
 from rag_service.unlock import unlocked
 
-router = APIRouter(tags=["documents"])
+router = APIRouter(tags=["documents"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
 OPTIONS = ("collection", "parser", "ocr", "priority", "password")
 _ID = re.compile(r"[0-9a-f]{32}")
 # From this size on the backlog is looked at before the body is read.
 _LARGE_BYTES = 1024 * 1024
 _LISTED = 50
+_SHOWN_LETTERS = 64
 _MOST_LISTED = 500
 
 
 def require_id(document_id: str) -> str:
     """The id itself; NotFound for what no document can be called."""
     if not _ID.fullmatch(document_id):
-        raise NotFound()
+        raise unknown(document_id)
     return document_id
+
+
+def unknown(document_id: str) -> NotFound:
+    """Names the id, cut where it is no id at all."""
+    return NotFound(f"There is no document {document_id[:_SHOWN_LETTERS]}.")
 
 
 async def _path_id(document_id: str) -> str:
@@ -186,6 +193,8 @@ def documents(
     limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _LISTED,
 ) -> DocumentList:
     """Documents, newest first, a page at a time; the filters narrow them together."""
+    if error is not None:
+        errors.require_outcome_code(error)
     chosen = Filter(status, collection, error, _place(cursor) if cursor else None)
     found = list_documents(chosen, limit + 1, here.ocr_server)
     shown = found[:limit]
@@ -226,7 +235,7 @@ def require_document(document_id: str, here: Services) -> DocumentView:
     """The document. Raises NotFound."""
     found = get_document(document_id, here.ocr_server)
     if found is None:
-        raise NotFound()
+        raise unknown(document_id)
     return found
 
 

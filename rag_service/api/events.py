@@ -16,13 +16,14 @@ from fastapi.responses import StreamingResponse
 
 from rag_service.api.documents import DocumentId, require_document
 from rag_service.api.problems import documented
+from rag_service.api.query import KNOWN_PARAMETERS_ONLY
 from rag_service.api.services import Here, Services
 from rag_service.errors import NotFound
 from rag_service.knowledgebase.catalogue import get_document
 from rag_service.knowledgebase.views import DocumentView
 from rag_service.states import TERMINAL
 
-router = APIRouter(tags=["documents"])
+router = APIRouter(tags=["documents"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
 _LOOK_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 15.0

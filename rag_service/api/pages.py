@@ -12,8 +12,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from rag_service import errors
-from rag_service.api.documents import DocumentId, require_document
+from rag_service.api.documents import DocumentId, require_document, unknown
 from rag_service.api.problems import documented
+from rag_service.api.query import KNOWN_PARAMETERS_ONLY
 from rag_service.api.services import Here
 from rag_service.errors import NotFound
 from rag_service.knowledgebase.catalogue import (
@@ -27,7 +28,7 @@ from rag_service.knowledgebase.views import DocumentView, PageView
 from rag_service.markdown import outcome_of, page_section
 from rag_service.states import RunState
 
-router = APIRouter(tags=["pages"])
+router = APIRouter(tags=["pages"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
 _LISTED = 100
 _MOST_LISTED = 500
@@ -74,7 +75,7 @@ def page(document_id: DocumentId, number: int) -> PageView:
 def _require_run(document_id: str) -> str:
     run_id = shown_run_id(document_id)
     if run_id is None:
-        raise NotFound()
+        raise unknown(document_id)
     return run_id
 
 
@@ -119,7 +120,7 @@ async def image(
 def _require_source(document_id: str) -> Source:
     source = get_source(document_id)
     if source is None:
-        raise NotFound()
+        raise unknown(document_id)
     return source
 
 

@@ -17,7 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_service import errors
 from rag_service.errors import RagServiceError, StorageUnavailable
-from rag_service.knowledgebase.engine import DatabaseError, is_outage, is_unmigrated
+from rag_service.knowledgebase.engine import (
+    DatabaseError,
+    is_outage,
+    is_unmigrated,
+    refusal,
+    trouble,
+)
 
 log = logging.getLogger(__name__)
 
@@ -116,12 +122,21 @@ def _headers(error: RagServiceError, status: int) -> dict[str, str]:
     return {}
 
 
+def forbidden(what: str) -> JSONResponse:
+    """A stranger's request to a service that has no key."""
+    detail = f"{what}. Without RAG_SERVICE_API_KEY only programs on this machine may ask."
+    return answer(403, errors.Unauthorized.code, detail)
+
+
 def documented(*kinds: type[RagServiceError]) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that may raise these, with an example each, for OpenAPI."""
     responses: dict[int | str, dict[str, Any]] = {}
-    every: tuple[type[RagServiceError], ...] = (*kinds, errors.Unauthorized, StorageUnavailable)
-    for kind in every:
-        example = answer_error(kind())
+    examples = [answer_error(kind()) for kind in (*kinds, errors.Unauthorized)]
+    for example in (
+        *examples,
+        forbidden("The Host 'a.example' is not ours"),
+        answer_error(StorageUnavailable()),
+    ):
         status = example.status_code
         found = responses.setdefault(
             status,
@@ -131,7 +146,8 @@ def documented(*kinds: type[RagServiceError]) -> dict[int | str, dict[str, Any]]
                 "content": {MEDIA_TYPE: {"examples": {}}},
             },
         )
-        found["content"][MEDIA_TYPE]["examples"][kind.code] = {"value": _loaded(example)}
+        value = _loaded(example)
+        found["content"][MEDIA_TYPE]["examples"][value["code"]] = {"value": value}
     return responses
 
 
@@ -185,13 +201,21 @@ async def _database(_: Request, error: Exception) -> Response:
     if not isinstance(error, DatabaseError):
         raise error
     if is_outage(error):
-        log.warning("The database did not do its part: %s", error)
-        return answer_error(StorageUnavailable("The database cannot be reached."))
+        log.warning("The database did not do its part: %s", trouble(error))
+        return answer_error(StorageUnavailable(_outage(error)))
     if is_unmigrated(error):
         return answer_error(
             StorageUnavailable("The database is not migrated: run `rag-service migrate`.")
         )
     raise error
+
+
+def _outage(error: DatabaseError) -> str:
+    """Its own reason where it gave one; never the address where it was looked for."""
+    reason = refusal(error)
+    if reason is None:
+        return "The database cannot be reached."
+    return f"The database did not do its part: {reason}."
 
 
 async def _gone(_: Request, __: Exception) -> Response:

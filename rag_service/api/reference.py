@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 
 router = APIRouter(include_in_schema=False)
 
@@ -29,6 +29,12 @@ _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-in
 @router.get("/docs", response_class=HTMLResponse)
 async def docs(request: Request) -> HTMLResponse:
     return HTMLResponse(_page(request.app), headers=_HEADERS)
+
+
+@router.get("/")
+async def root() -> RedirectResponse:
+    """Who looks at the bare address wants to know what is here."""
+    return RedirectResponse("/docs")
 
 
 @cache

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from rag_service import errors
 from rag_service.api import upload
-from rag_service.api.documents import DocumentId, Word, require_id
+from rag_service.api.documents import DocumentId, Word
 from rag_service.api.problems import documented
+from rag_service.api.query import KNOWN_PARAMETERS_ONLY
 from rag_service.api.services import Here
 from rag_service.errors import AlreadyActive, InvalidOptions
 from rag_service.knowledgebase.selection import Selectors
@@ -25,7 +26,7 @@ from rag_service.settings import Settings
 from rag_service.states import OcrMode, Priority
 from rag_service.unlock import unlock_stored
 
-router = APIRouter(tags=["reprocess"])
+router = APIRouter(tags=["reprocess"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
 _BODY_BYTES = 64 * 1024
 _MOST_IDS = 1000
@@ -65,18 +66,16 @@ class RedoOne(_Changes):
 
 
 class RedoMany(_Changes):
-    """The body of `POST /reprocess`. `ids` stand alone; the others narrow all documents."""
+    """The body of `POST /reprocess`. All that is given narrows the documents together."""
 
-    ids: list[str] = Field([], max_length=_MOST_IDS)
+    ids: list[Word] = Field([], max_length=_MOST_IDS)
     failed: bool = Field(False, description="Documents whose newest run failed.")
     error: Word | None = Field(None, description="Error code of the newest run or of a page.")
     collection: Word | None = None
     dry_run: bool = Field(False, description="Say what would be done, and do nothing.")
 
     def selectors(self) -> Selectors:
-        """Raises NotFound for an id that no document can have."""
-        ids = tuple(require_id(document_id) for document_id in self.ids)
-        return Selectors(ids, self.failed, self.error, self.collection)
+        return Selectors(tuple(self.ids), self.failed, self.error, self.collection)
 
 
 class RedoList(BaseModel):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -28,6 +29,7 @@ _FIELD_BYTES = 8 * 1024
 # Parsed, hashed and written in one go by a thread.
 _BATCH_BYTES = 1024 * 1024
 _SILENCE_SECONDS = 60.0
+_ESCAPES = ((b"%0A", b"\n"), (b"%0D", b"\r"), (b"%22", b'"'))
 
 
 class Form:
@@ -45,7 +47,7 @@ class Form:
         self._settings = settings
         self._allowed = fields
         self._takes_file = takes_file
-        self._most_bytes = _most_bytes(settings, takes_file=takes_file)
+        self._most = _most(settings, takes_file=takes_file)
         self._bytes = 0
         self._ended = False
         self._headers: dict[bytes, bytes] = {}
@@ -59,8 +61,7 @@ class Form:
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
         self._bytes += len(data)
-        if self._bytes > self._most_bytes:
-            raise TooLarge(f"The request is larger than {self._most_bytes} bytes.")
+        self._most.require(self._bytes)
         try:
             self._parser.write(data)
         except FormParserError as error:
@@ -128,7 +129,7 @@ class Form:
         if self._spool is not None:
             raise InvalidOptions("file: one request takes one file.")
         self._field = None
-        self.filename = filename.decode("utf-8", "replace")
+        self.filename = _unescaped(filename).decode("utf-8", "replace")
         self._spool = Spool(self._settings)
 
     def _names(self) -> str:
@@ -165,7 +166,7 @@ async def received(
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise InvalidOptions("Send multipart/form-data with a boundary.")
-    require_size(request, _most_bytes(settings, takes_file=takes_file))
+    require_size(request, _most(settings, takes_file=takes_file))
     form = Form(settings, options[b"boundary"], fields, takes_file=takes_file)
     try:
         async for batch in _batches(request.stream()):
@@ -176,21 +177,34 @@ async def received(
         form.close()
 
 
-def require_size(request: Request, most: int) -> None:
-    """Raise TooLarge where the request itself says that it is larger than `most` bytes."""
+@dataclass(frozen=True, slots=True)
+class Most:
+    """The size that a body may have, and what to say of one that is larger."""
+
+    bytes: int
+    refusal: str
+
+    def require(self, size: int) -> None:
+        """Raise TooLarge for a larger size."""
+        if size > self.bytes:
+            raise TooLarge(self.refusal)
+
+
+def require_size(request: Request, most: Most) -> None:
+    """Raise TooLarge where the request itself says that it is too large."""
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most:
-        raise TooLarge(f"The request has {length} bytes; {most} are allowed.")
+    if length.isdecimal():
+        most.require(int(length))
 
 
-async def body_of(request: Request, most: int) -> bytes:
-    """A small body, whole. Raises TooLarge as soon as it is over `most` bytes."""
+async def body_of(request: Request, most_bytes: int) -> bytes:
+    """A small body, whole. Raises TooLarge as soon as it is over `most_bytes`."""
+    most = Most(most_bytes, _request_too_large(most_bytes))
     require_size(request, most)
     body = bytearray()
     async for chunk in _impatient(request.stream()):
         body += chunk
-        if len(body) > most:
-            raise TooLarge(f"The request is larger than {most} bytes.")
+        most.require(len(body))
     return bytes(body)
 
 
@@ -220,8 +234,27 @@ async def _impatient(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _most_bytes(settings: Settings, *, takes_file: bool) -> int:
-    return _OVERHEAD_BYTES + (settings.limits.max_bytes if takes_file else 0)
+def _most(settings: Settings, *, takes_file: bool) -> Most:
+    if not takes_file:
+        return Most(_OVERHEAD_BYTES, _request_too_large(_OVERHEAD_BYTES))
+    limit = settings.limits.max_bytes
+    return Most(
+        _OVERHEAD_BYTES + limit, f"The file is larger than limits.max_bytes ({limit} bytes)."
+    )
+
+
+def _request_too_large(most_bytes: int) -> str:
+    return f"The request is larger than {most_bytes} bytes."
+
+
+def _unescaped(filename: bytes) -> bytes:
+    """The name as it was before the form was encoded, by the HTML standard's multipart rule.
+
+    It escapes these three and not the per cent sign, so a literal %22 cannot be told apart.
+    """
+    for escaped, letter in _ESCAPES:
+        filename = filename.replace(escaped, letter)
+    return filename
 
 
 def _parser(boundary: bytes, callbacks: MultipartCallbacks) -> MultipartParser:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from rag_service.api.upload import body_of
 from rag_service.errors import InvalidOptions, NotFound
@@ -20,7 +20,7 @@ _MOST_BYTES = 24 * 1024 * 1024
 class Note(BaseModel):
     """What is taken from the webhook: which job it speaks of."""
 
-    id: str
+    id: str = Field(min_length=1, max_length=200)
 
 
 class Heard(BaseModel):

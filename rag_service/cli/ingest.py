@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rag_service.cli import words
+from rag_service.cli.files import find_files, unreadable
 from rag_service.cli.options import Collection, Json, Ocr, Parser, PasswordFile, Wait, begin
-from rag_service.cli.output import note, print_json, print_table
+from rag_service.cli.output import note, one_line, print_json, print_table
 from rag_service.errors import (
     InvalidOptions,
     RagServiceError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _PARALLEL = 4
 _INTERVAL = 1.0
+_PASSED_BY_SHOWN = 20
 _STRICT = frozenset({"page_without_text", "page_truncated"})
 _FAILED, _UNREACHABLE = 1, 3
 
@@ -80,7 +82,6 @@ def ingest(
     as_json: Json = False,
 ) -> None:
     """Send files or folders to the service."""
-    from rag_service.cli.files import find_files
     from rag_service.cli.passwords import read_password
     from rag_service.client import Client
 
@@ -92,10 +93,13 @@ def ingest(
     fields = {name: str(value) for name, value in options.items() if value is not None}
     with Client(settings) as client:
         client.require_answer()
-        uploads = list(_send_all(client, find_files(paths), fields))
+        found = find_files(paths)
+        uploads = [_Upload(refused.path, error=refused.error) for refused in found.refused]
+        uploads += _send_all(client, found.files, fields)
         if wait or strict:
             _await(client, uploads)
     _report(uploads, as_json=as_json)
+    _tell_passed_by(found.passed_by)
     status = _status(uploads, strict=strict)
     if status:
         raise typer.Exit(status)
@@ -106,7 +110,7 @@ def _send_all(client: Client, files: list[Path], fields: dict[str, str]) -> Iter
     pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="upload")
     try:
         for upload in pool.map(lambda path: _send(client, path, fields), files):
-            note(f"{upload.path}: {_fate(upload)}")
+            note(f"{one_line(str(upload.path))}: {_fate(upload)}")
             yield upload
     finally:
         # After an interruption nothing new begins; closing the client ends what is under way.
@@ -122,7 +126,18 @@ def _send(client: Client, path: Path, fields: dict[str, str]) -> _Upload:
     except RagServiceError as error:
         return _Upload(path, error=error)
     except OSError as error:
-        return _Upload(path, error=RagServiceError(f"Cannot be read: {error.strerror}."))
+        return _Upload(path, error=unreadable(error))
+
+
+def _tell_passed_by(paths: list[Path]) -> None:
+    """What the folders hold beside PDFs and pictures: counted, and the first ones named."""
+    if not paths:
+        return
+    shown = ", ".join(one_line(str(path)) for path in paths[:_PASSED_BY_SHOWN])
+    rest = len(paths) - _PASSED_BY_SHOWN
+    more = f" and {rest} more" if rest > 0 else ""
+    count = "1 file was" if len(paths) == 1 else f"{len(paths)} files were"
+    note(f"{count} passed by, no PDF or picture by name, or a link to a folder: {shown}{more}.")
 
 
 def _tell_backlog(seconds: float) -> None:

@@ -99,7 +99,7 @@ def _tell(error: Exception, sentence: str) -> int:
     if os.environ.get("RAG_SERVICE_LOG_LEVEL") == "DEBUG":
         traceback.print_exception(error)
     elif not isinstance(error, RagServiceError):
-        sentence += "\nThis was not expected; --debug shows where it happened."
+        sentence += "\nThis was not expected; `rag-service --debug …` shows where it happened."
     note(f"rag-service: {sentence}")
     return exit_status(error)
 

@@ -58,6 +58,7 @@ def begin_process() -> Settings:
     from rag_service.settings import get_settings, warn_of_unknown_variables
 
     settings = get_settings()
-    configure_logging(settings)
+    # Before our own logging, so that no log level hides it: Python then writes it as it is.
     warn_of_unknown_variables(os.environ)
+    configure_logging(settings)
     return settings

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -41,21 +42,43 @@ def print_json(value: BaseModel | Mapping[str, Any]) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, to_stderr: bool = False
 ) -> None:
-    """Aligned columns; None is an empty cell. Nothing is printed where there are no rows.
+    """Columns, aligned on a terminal, else parted by tabs; None is an empty cell.
 
-    A line is never cut or folded, so that an id can be copied whole.
+    Nothing is printed where there are no rows. A line is never cut or folded, so that an id can
+    be copied whole.
     """
+    lines = [tuple(columns)]
+    lines += [tuple("" if cell is None else one_line(str(cell)) for cell in row) for row in rows]
+    stream = sys.stderr if to_stderr else sys.stdout
+    for line in _laid_out(lines, aligned=stream.isatty()) if len(lines) > 1 else ():
+        print(line, file=stream)
+
+
+def _laid_out(lines: list[tuple[str, ...]], *, aligned: bool) -> Iterator[str]:
+    if not aligned:
+        yield from ("\t".join(line) for line in lines)
+        return
     from rich.cells import cell_len, set_cell_size
 
-    lines = [tuple(columns)]
-    lines += [tuple("" if cell is None else _one_line(str(cell)) for cell in row) for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    for line in lines if len(lines) > 1 else ():
+    for line in lines:
         padded = (set_cell_size(*sized) for sized in zip(line, widths, strict=True))
-        print("  ".join(padded).rstrip(), file=sys.stderr if to_stderr else sys.stdout)
+        yield "  ".join(padded).rstrip()
 
 
-def _one_line(text: str) -> str:
+def write_out(pieces: Iterable[str]) -> bool:
+    """Write to stdout; False, from then on for good, where nobody reads it any more."""
+    try:
+        sys.stdout.writelines(pieces)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still in hand goes nowhere at the end, without a complaint.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+def one_line(text: str) -> str:
     """Without line ends and whatever else a terminal would obey."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 

@@ -64,7 +64,7 @@ def reprocess(
         raise typer.BadParameter("needs the IDs of the documents.", param_hint="--password-file")
     with Client(settings) as client:
         if ids and not dry_run:
-            redone = _redo_named(client, ids, changes, read_password(password_file))
+            redone = _redo_named(client, selectors, changes, read_password(password_file))
         else:
             redone = client.redo_many(selectors | changes | {"dry_run": dry_run})
         _report(redone, as_json=as_json)
@@ -73,16 +73,21 @@ def reprocess(
 
 
 def _redo_named(
-    client: Client, ids: list[str], changes: dict[str, Any], password: str | None
+    client: Client, selectors: dict[str, Any], changes: dict[str, Any], password: str | None
 ) -> list[Redo]:
     """With the password, or with one that is asked for where a document needs it."""
     from rag_service.cli.passwords import ask_and_redo, can_ask, locked
 
+    if password is None and not can_ask():
+        return client.redo_many(selectors | changes)
+    # Each by itself, once all ids are known and narrowed by the other selectors.
+    meant = client.redo_many(selectors | changes | {"dry_run": True})
+    ids = [redo.id for redo in meant]
     if password is not None:
-        return [client.redo(one, changes | {"password": password}) for one in dict.fromkeys(ids)]
-    needy = {v.id: v for v in locked(client.document(one) for one in ids)} if can_ask() else {}
+        return [client.redo(one, changes | {"password": password}) for one in ids]
+    needy = {view.id: view for view in locked(client.document(one) for one in ids)}
     asked = [ask_and_redo(client, view, changes) for view in needy.values()]
-    rest = [one for one in dict.fromkeys(ids) if one not in needy]
+    rest = [one for one in ids if one not in needy]
     redone = client.redo_many(changes | {"ids": rest}) if rest else []
     return redone + [redo for redo in asked if redo is not None]
 

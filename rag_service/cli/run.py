@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rag_service.cli import rendering, words
+from rag_service.cli.checks import check_service, check_worker
+from rag_service.cli.files import require_regular, unreadable
 from rag_service.cli.options import Ocr, Parser, PasswordFile, begin
-from rag_service.cli.output import note, print_table
+from rag_service.cli.output import note, print_table, write_out
 from rag_service.cli.passwords import read_password
 from rag_service.cli.rendering import SUFFIXES, Format
 from rag_service.cli.service import LocalService
 from rag_service.cli.signals import stop_in_order
-from rag_service.errors import DocumentError, NotFound, RagServiceError, RequestError
-from rag_service.states import OcrMode
+from rag_service.errors import (
+    DocumentError,
+    NotFound,
+    RagServiceError,
+    RequestError,
+    Unreadable,
+)
+from rag_service.states import OcrMode, WaitingFor
 
 if TYPE_CHECKING:
     from rag_service.intake import IntakeOptions
@@ -32,7 +40,9 @@ _INTERVAL = 0.25
 _PAGES = 100
 # The folder is thrown away, so there is little to bring to a good end.
 _DRAIN_SECONDS = 5.0
-_COLUMNS = ("file", "id", "status", "native", "ocr", "blank", "seconds", "warnings", "error")
+# Kinds of pages; those of the second line have a column where there are any.
+_USUAL = ("native", "ocr", "blank")
+_UNUSUAL = ("no_text", "truncated", "failed")
 
 
 def register(app: typer.Typer) -> None:
@@ -42,9 +52,10 @@ def register(app: typer.Typer) -> None:
 
 @dataclass
 class _Sent:
-    """A file, and the document that it became or why it did not."""
+    """A file, what it is called here, and the document that it became or why it did not."""
 
     path: Path
+    label: str
     id: str | None = None
     error: RagServiceError | None = None
     view: DocumentView | None = None
@@ -72,7 +83,8 @@ def run(
 ) -> None:
     """Do the whole job on some files and print their text."""
     settings = begin()
-    # Wrong options are said before anything is started for them.
+    # Wrong settings and options are said before anything is started for them.
+    check_worker(settings)
     _options(settings, ocr, parser)
     password = read_password(password_file)
     form = Format.JSON if as_json else form
@@ -86,7 +98,7 @@ def run(
             sent = _take_in(settings, files, _options(settings, ocr, parser), password)
             _follow(settings, sent, service)
             _print(sent, form, output)
-    print_table(_COLUMNS, [_row(one) for one in _distinct(sent)], to_stderr=True)
+    _report(sent)
     if not all(one.well for one in sent):
         raise typer.Exit(1)
 
@@ -117,6 +129,7 @@ def _start(
 
     own_ocr = settings.needs_ocr_server and ocr is not OcrMode.OFF
     settings = service.start_servers(_environment(settings, folder, own_ocr=own_ocr))
+    check_service(settings)
     plan = Plan(settings, folder / "logs", _DRAIN_SECONDS)
     programs = plan.prepare_only() if ocr is OcrMode.OFF else plan.workers()
     service.start([plan.ocr_server(), *programs] if own_ocr else programs)
@@ -150,6 +163,7 @@ def _take_in(
         from rag_service import intake
         from rag_service.spool import Spool
 
+        require_regular(path)
         with Spool(settings) as spool:
             with path.open("rb") as file:
                 spool.copy_from(file)
@@ -158,7 +172,14 @@ def _take_in(
                     settings, store, spool, path.name, options, decrypted=decrypted
                 ).id
 
-    return [_sent(path, accept) for path in files]
+    return [_sent(path, label, accept) for path, label in labelled(files)]
+
+
+def labelled(files: list[Path]) -> list[tuple[Path, str]]:
+    """Each file once, with its name, or with the path as given where two have the same name."""
+    files = list(dict.fromkeys(files))
+    names = Counter(path.name for path in files)
+    return [(path, path.name if names[path.name] == 1 else str(path)) for path in files]
 
 
 @contextmanager
@@ -180,14 +201,14 @@ def _unlocked(settings: Settings, spool: Spool, password: str | None) -> Iterato
             loop.run(copy.__aexit__(None, None, None))
 
 
-def _sent(path: Path, accept: Callable[[Path], str]) -> _Sent:
+def _sent(path: Path, label: str, accept: Callable[[Path], str]) -> _Sent:
     """A file that is refused does not stop the others."""
     try:
-        return _Sent(path, id=accept(path))
-    except (DocumentError, RequestError) as error:
-        return _Sent(path, error=error)
+        return _Sent(path, label, id=accept(path))
+    except (DocumentError, RequestError, Unreadable) as error:
+        return _Sent(path, label, error=error)
     except OSError as error:
-        return _Sent(path, error=RagServiceError(f"Cannot be read: {error.strerror}."))
+        return _Sent(path, label, error=unreadable(error))
 
 
 def _follow(settings: Settings, sent: list[_Sent], service: LocalService) -> None:
@@ -198,27 +219,31 @@ def _follow(settings: Settings, sent: list[_Sent], service: LocalService) -> Non
         view = catalogue.get_document(document_id, settings.page_server)
         if view is None:
             raise NotFound()
-        return view
+        # Ours is only starting; one that dies is told of by `check`.
+        starting = view.waiting_for is WaitingFor.WORKER
+        return view.model_copy(update={"waiting_for": None}) if starting else view
 
     ids = [one.id for one in sent if one.id is not None]
     ended = follow(ids, fetch, interval=_INTERVAL, check=service.check)
     for one in sent:
-        one.view = ended.get(one.id or "")
+        view = ended.get(one.id or "")
+        # The same bytes under two names are one document: each is shown under its own.
+        one.view = view and view.model_copy(update={"filename": one.label})
 
 
 def _print(sent: list[_Sent], form: Format, output: Path | None) -> None:
-    """Write each document's text, the good pages of a failed one included."""
+    """Write each file's text, the good pages of a failed document included."""
     taken: set[str] = set()
-    for one in _distinct(sent):
+    for one in sent:
         if one.view is None:
             continue
         pieces = rendering.document(one.view, _pages(one.view), form)
         if output is None:
-            sys.stdout.writelines(pieces)
+            if not write_out(pieces):
+                return
         else:
             with _free_name(output, one.path.stem, SUFFIXES[form], taken).open("w") as file:
                 file.writelines(pieces)
-    sys.stdout.flush()
 
 
 def _pages(view: DocumentView) -> Iterator[PageView]:
@@ -240,21 +265,23 @@ def _free_name(folder: Path, stem: str, suffix: str, taken: set[str]) -> Path:
     return folder / name
 
 
-def _distinct(sent: list[_Sent]) -> list[_Sent]:
-    """Without the files that are a document of the list already."""
-    first: dict[str, _Sent] = {}
-    for number, one in enumerate(sent):
-        first.setdefault(one.id or f"#{number}", one)
-    return list(first.values())
+def _report(sent: list[_Sent]) -> None:
+    """A row a file, on stderr."""
+    kinds = [*_USUAL, *(kind for kind in _UNUSUAL if any(_count(one, kind) for one in sent))]
+    columns = ("file", "id", "status", *kinds, "seconds", "warnings", "error")
+    print_table(columns, [_row(one, kinds) for one in sent], to_stderr=True)
 
 
-def _row(one: _Sent) -> tuple[object, ...]:
-    view = one.view
+def _count(one: _Sent, kind: str) -> int | None:
+    return getattr(one.view.pages, kind) if one.view else None
+
+
+def _row(one: _Sent, kinds: list[str]) -> tuple[object, ...]:
+    view, counts = one.view, [_count(one, kind) for kind in kinds]
     if view is None:
         error = f"{one.error.code}: {one.error.message}" if one.error else ""
-        return (one.path.name, one.id, "refused", *(None,) * 5, error)
-    pages = view.pages
+        return (one.label, one.id, "refused", *counts, None, None, error)
     return (
-        view.filename, view.id, words.state(view), pages.native, pages.ocr, pages.blank,
+        one.label, view.id, words.state(view), *counts,
         view.run_seconds, words.warning_counts(view.warnings), words.error(view.error),
     )  # fmt: skip

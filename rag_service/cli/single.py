@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from rag_service.cli.checks import check_service, check_worker
 from rag_service.cli.options import begin, begin_process
 from rag_service.cli.output import note
 from rag_service.errors import ConfigurationError, ServiceUnreachable
@@ -43,6 +44,7 @@ def worker(
 ) -> None:
     """Run one worker: prepare, ocr or maintenance."""
     settings = begin_process()
+    check_worker(settings)
     if kind is WorkerKind.MAINTENANCE:
         from workers import maintenance
 
@@ -68,8 +70,9 @@ def worker_arguments(kind: WorkerKind, forks: int, log_level: str) -> list[str]:
 
 
 def serve() -> None:
-    """Run the HTTP API and the console."""
+    """Run the HTTP API."""
     settings = begin_process()
+    check_service(settings)
     from rag_service.api import app
 
     app.serve(settings)

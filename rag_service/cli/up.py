@@ -41,12 +41,17 @@ def up() -> None:
 
 
 def _check(settings: Settings, *, own_ocr: bool) -> None:
-    """Raise ConfigurationError for what would stop a child, before anything is started."""
+    """Raise for what would stop or spoil a child, before anything is started.
+
+    ConfigurationError, StorageUnavailable.
+    """
     from rag_service.api.auth import require_safe_binding
+    from rag_service.cli.checks import check_service
     from rag_service.cli.single import check_flower
     from rag_service.embedded import require_free_port
 
     require_safe_binding(settings.api)
+    check_service(settings)
     check_flower(settings)
     require_free_port(settings.api.host, settings.api.port, "api.port")
     require_free_port(settings.flower.host, settings.flower.port, "flower.port")
@@ -75,7 +80,7 @@ def _where(plan: Plan, *, own_ocr: bool) -> str:
     settings = plan.settings
     door = "needs the key (RAG_SERVICE_API_KEY)" if settings.api.key else "loopback, no key"
     lines = [
-        ("API and console", f"{plan.api_url()} ({door}); its description: {plan.api_url()}/docs"),
+        ("API", f"{plan.api_url()} ({door}); its description: {plan.api_url()}/docs"),
         ("Flower", plan.flower_url()),
         ("OCR server", f"{settings.page_server}{' (ours, on the CPU)' if own_ocr else ''}"),
         ("Data", str(settings.data_dir)),

@@ -17,6 +17,7 @@ _WAITS = {
     WaitingFor.WORKER: "no worker is alive",
     WaitingFor.QUEUE: "in the queue",
     WaitingFor.OCR_SERVER: "the OCR server is away",
+    WaitingFor.REMOTE_JOB: "for a job on RunPod",
     WaitingFor.RETRY: "for a later try",
 }
 
@@ -50,8 +51,11 @@ def waiting(view: DocumentView) -> str:
 
 
 def pages(counts: PageCounts) -> str:
-    """3/10, or nothing before the number is known."""
-    return "" if counts.total is None else f"{counts.done}/{counts.total}"
+    """Read of all, and those that failed: `3/10`, `0/1, 1 failed`; nothing while none is known."""
+    if counts.total is None:
+        return ""
+    failed = f", {counts.failed} failed" if counts.failed else ""
+    return f"{counts.done - counts.failed}/{counts.total}{failed}"
 
 
 def progress(view: DocumentView) -> str:
@@ -60,6 +64,8 @@ def progress(view: DocumentView) -> str:
     parts = [str(run.status)]
     if run.pages.total:
         parts.append(f"page {run.pages.done} of {run.pages.total}")
+    if run.pages.failed:
+        parts.append(f"{run.pages.failed} failed")
     if view.eta_seconds and not ended(view):
         parts.append(f"{duration(view.eta_seconds)} left")
     if view.waiting_for:

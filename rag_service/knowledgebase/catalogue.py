@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row, Select, and_, case, func, literal, select, true, tuple_
@@ -25,7 +25,8 @@ from rag_service.knowledgebase.views import (
     RunView,
     WarningView,
 )
-from rag_service.states import TERMINAL, PageState, RunState, Stage, WaitingFor
+from rag_service.settings import get_settings
+from rag_service.states import HELD, TERMINAL, PageState, RunState, Stage, WaitingFor
 
 # The run whose status and pages are shown, and the newest one.
 _Shown = aliased(Run, name="shown")
@@ -98,10 +99,11 @@ def _documents(server: str | None) -> Select[Any]:
 
 
 def _waiting_for(server: str | None) -> ColumnElement[str | None]:
-    """Why the newest run waits; null where it is held or has ended."""
+    """Why the newest run waits; null where it has ended or a live worker holds it."""
     worker = select(WorkerRow.id).where(alive(), WorkerRow.stage == _stage()).correlate(_Latest)
     whens: list[tuple[ColumnElement[bool], Any]] = [
         (_Latest.state == RunState.REMOTE, WaitingFor.REMOTE_JOB.value),
+        (_is_forsaken(), WaitingFor.WORKER.value),
         (_Latest.state.not_in([Stage.PREPARE.waiting, Stage.OCR.waiting]), None),
     ]
     if server:
@@ -112,6 +114,13 @@ def _waiting_for(server: str | None) -> ColumnElement[str | None]:
         (~worker.exists(), WaitingFor.WORKER.value),
     ]
     return case(*whens, else_=WaitingFor.QUEUE.value)
+
+
+def _is_forsaken() -> ColumnElement[bool]:
+    """Held by an owner that has stopped work by its own clock: the lease is not yet over."""
+    lease = get_settings().lease
+    left = timedelta(seconds=lease.seconds - lease.give_up_after)
+    return and_(_Latest.state.in_(HELD), _Latest.lease_expires_at < func.clock_timestamp() + left)
 
 
 def _stage() -> ColumnElement[str]:
@@ -210,6 +219,7 @@ def _page_warnings(session: Session, run_ids: set[str]) -> dict[str, list[Warnin
 def _view(row: Row[Any], found: _Found) -> DocumentView:
     document, run, latest = row.Document, _shown(row), row.latest
     latest_pages = _counts(found.counts[latest.id], latest.page_count)
+    pages = _counts(found.counts[run.id], run.page_count)
     return DocumentView(
         id=document.id,
         filename=document.filename,
@@ -218,7 +228,7 @@ def _view(row: Row[Any], found: _Found) -> DocumentView:
         bytes=document.bytes,
         media_type=document.media_type,
         status=RunState(run.state),
-        incomplete=run.state == RunState.FAILED and document.current_run_id == run.id,
+        incomplete=_is_incomplete(document, run, pages),
         latest_run=RunView(
             id=latest.id,
             status=RunState(latest.state),
@@ -229,7 +239,7 @@ def _view(row: Row[Any], found: _Found) -> DocumentView:
         queue_position=found.positions.get(latest.id),
         parser=run.parser,
         ocr=run.ocr,
-        pages=_counts(found.counts[run.id], run.page_count),
+        pages=pages,
         eta_seconds=_eta(latest, latest_pages, row.now),
         error=_error(run),
         warnings=[WarningView.model_validate(w) for w in run.warnings] + found.warnings[run.id],
@@ -240,6 +250,12 @@ def _view(row: Row[Any], found: _Found) -> DocumentView:
         wait_seconds=_seconds(run.created_at, run.started_at or row.now),
         run_seconds=_seconds(run.started_at, run.finished_at or row.now),
     )
+
+
+def _is_incomplete(document: Document, run: Run, pages: PageCounts) -> bool:
+    """Whether a failed run answers for the document with at least one good page."""
+    failed = run.state == RunState.FAILED and document.current_run_id == run.id
+    return failed and pages.done > pages.failed
 
 
 def _error(holder: Run | Page) -> ErrorView | None:

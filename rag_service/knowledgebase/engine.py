@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from psycopg import Error as PostgresError
 from psycopg.errors import UndefinedColumn, UndefinedTable
 from sqlalchemy import Connection as Connection
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
 from sqlalchemy.exc import SQLAlchemyError as DatabaseError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from rag_service.errors import ConfigurationError, ServiceUnreachable
 from rag_service.settings import Settings, get_settings
@@ -25,11 +29,16 @@ __all__ = [
     "is_outage",
     "is_unmigrated",
     "ping",
+    "refusal",
+    "single",
+    "trouble",
 ]
 
 _engines: dict[int, Engine] = {}
 # Connections that a process may open for a while beyond its pool.
 _OVERFLOW = 20
+# A connection that rested this long is asked whether it lives before it is used.
+_REST_SECONDS = 1.0
 # The longest wait for a row that another transaction is writing to.
 LOCK_SECONDS = 30.0
 
@@ -77,11 +86,10 @@ def make_engine(settings: Settings) -> Engine:
         "idle_in_transaction_session_timeout": settings.lease.renew_every,
     }
     options = [f"-c {name}={int(seconds * 1000)}ms" for name, seconds in limits.items()]
-    return create_engine(
+    engine = create_engine(
         database_url(settings),
         pool_size=settings.database.pool_size,
         max_overflow=_OVERFLOW,
-        pool_pre_ping=True,
         # Documents' text does not belong in logs.
         hide_parameters=True,
         connect_args={
@@ -94,11 +102,38 @@ def make_engine(settings: Settings) -> Engine:
             "tcp_user_timeout": 25_000,
         },
     )
+    _ping_after_rest(engine)
+    return engine
+
+
+def _ping_after_rest(engine: Engine) -> None:
+    """Ping a connection before use, unless it was used a moment ago: a run makes many calls."""
+
+    @event.listens_for(engine, "checkin")
+    def note(_: object, record: ConnectionPoolEntry) -> None:
+        record.info["used"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def ping(connection: Any, record: ConnectionPoolEntry, _: object) -> None:
+        now = time.monotonic()
+        if now - record.info.get("used", now) < _REST_SECONDS:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError() from error
 
 
 def most_connections(settings: Settings) -> int:
     """How many threads of a process can use the database at the same time."""
     return settings.database.pool_size + _OVERFLOW
+
+
+@contextmanager
+def single() -> Iterator[Connection]:
+    """For one statement by itself, which needs no transaction around it."""
+    with get_engine().connect() as connection:
+        yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
 
 @contextmanager
@@ -113,6 +148,18 @@ def is_outage(error: DatabaseError) -> bool:
     if isinstance(error, InterfaceError | OperationalError | PoolTimeout):
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated
+
+
+def trouble(error: DatabaseError) -> str:
+    """The driver's own first line, for logs: the cause without the statement that met it."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return str(cause).strip().partition("\n")[0]
+
+
+def refusal(error: DatabaseError) -> str | None:
+    """PostgreSQL's own sentence, like `No space left on device`; None where it did not answer."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    return cause.diag.message_primary if isinstance(cause, PostgresError) else None
 
 
 def is_unmigrated(error: DatabaseError) -> bool:

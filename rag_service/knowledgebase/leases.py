@@ -8,15 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, func, literal, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    ScalarSelect,
+    Select,
+    bindparam,
+    case,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from rag_service.errors import LeaseLost, WorkerCrashed
 from rag_service.knowledgebase.endings import UNCLAIMED, WORKED, end_run
-from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.engine import begin, single
 from rag_service.knowledgebase.models import Document, OcrServer, Page, Run
 from rag_service.settings import Lease
 from rag_service.states import HELD, PageState, Priority, RunState, ServerState, Stage
@@ -73,27 +87,38 @@ def claim(
     it may be claimed.
     """
     with begin() as connection:
-        # Two forks of one worker must not both take the last bulk place.
+        # Two forks of one worker must not both take the last bulk place. A statement of its own:
+        # the next one must see what the lock's last holder did.
         connection.execute(select(func.pg_advisory_xact_lock(_lock_key(claimant.worker))))
-        if _is_at_work(connection, claimant):
-            return None
-        chosen = (
-            select(Run.id)
-            .where(claimable(stage, server))
-            .order_by(Run.priority, Run.created_at, Run.id)
-            .limit(1)
-            .with_for_update(skip_locked=True)
-        )
-        if bulk_held(connection, claimant.worker) >= claimant.bulk_limit:
-            chosen = chosen.where(Run.priority < Priority.BULK)
-        run_id = connection.scalar(chosen)
-        return _take(connection, run_id, stage, claimant, lease) if run_id else None
+        taking = _taking(stage, claimant.worker, claimant.bulk_limit, lease.seconds, server)
+        taken = connection.execute(taking, {"task": claimant.task}).one_or_none()
+        return _claimed(taken) if taken else None
 
 
-def _is_at_work(connection: Connection, claimant: Claimant) -> bool:
+def _best(stage: Stage, worker: str, bulk_limit: int, server: str | None) -> ScalarSelect[str]:
+    """The query for the run to claim; it locks the run."""
+    return (
+        select(Run.id)
+        .where(claimable(stage, server), ~_is_at_work(worker))
+        .where(Run.priority < _priority_limit(worker, bulk_limit))
+        .order_by(Run.priority, Run.created_at, Run.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .correlate(None)
+        .scalar_subquery()
+    )
+
+
+def _is_at_work(worker: str) -> ColumnElement[bool]:
     """Whether the broker delivered this very message again while a fork still works on it."""
-    held = _held_by(claimant.worker) & (Run.lease_task == claimant.task)
-    return connection.scalar(select(Run.id).where(held).limit(1)) is not None
+    held = _held_by(worker) & (Run.lease_task == bindparam("task"))
+    return select(Run.id).where(held).correlate(None).exists()
+
+
+def _priority_limit(worker: str, bulk_limit: int) -> ColumnElement[int]:
+    """A fork may have runs below it: an expression, which an index can be searched by."""
+    held = _bulk_held(worker).correlate(None).scalar_subquery()
+    return case((held >= bulk_limit, Priority.BULK), else_=max(Priority) + 1)
 
 
 def claimable(stage: Stage, server: str | None) -> ColumnElement[bool]:
@@ -125,37 +150,38 @@ def server_is_out(server: str, run_id: InstrumentedAttribute[str]) -> ColumnElem
     return trying.exists() & trying.scalar_subquery().is_distinct_from(run_id)
 
 
-def bulk_held(connection: Connection, worker: str) -> int:
-    """Bulk runs that a worker's forks hold now."""
-    count = select(func.count()).where(
+def _bulk_held(worker: str) -> Select[int]:
+    """The query for how many bulk runs a worker's forks hold now."""
+    return select(func.count()).where(
         Run.lease_worker == worker, Run.state.in_(HELD), Run.priority >= Priority.BULK
     )
-    return connection.scalar(count) or 0
 
 
 def _lock_key(worker: str) -> ColumnElement[int]:
     return func.hashtextextended("claim:" + worker, 0)
 
 
-def _take(
-    connection: Connection, run_id: str, stage: Stage, claimant: Claimant, lease: Lease
-) -> ClaimedRun:
-    taken = (
+@lru_cache
+def _taking(
+    stage: Stage, worker: str, bulk_limit: int, seconds: float, server: str | None
+) -> ReturningUpdate[*tuple[Any, ...]]:
+    """Built once a fork, for a document's time counts: only the `task` changes."""
+    best = _best(stage, worker, bulk_limit, server)
+    return (
         update(Run)
-        .where(Run.id == run_id, Document.id == Run.document_id)
+        .where(Run.id == best, Document.id == Run.document_id)
         .values(
             state=stage.working,
             epoch=Run.epoch + 1,
             retry_at=None,
-            lease_worker=claimant.worker,
-            lease_task=claimant.task,
-            lease_expires_at=_from_now(lease.seconds),
+            lease_worker=worker,
+            lease_task=bindparam("task"),
+            lease_expires_at=_from_now(seconds),
             held_since=func.clock_timestamp(),
             started_at=func.coalesce(Run.started_at, func.now()),
         )
         .returning(Run, Document.filename, Document.media_type, Document.source_key)
     )
-    return _claimed(connection.execute(taken).one())
 
 
 def _claimed(row: Row[*tuple[Any, ...]]) -> ClaimedRun:
@@ -292,7 +318,7 @@ def _quarantine(connection: Connection, row: Row[*tuple[Any, ...]]) -> None:
 
 def holds(run: ClaimedRun) -> bool:
     """Whether the claim still stands."""
-    with begin() as connection:
+    with single() as connection:
         return connection.scalar(select(Run.id).where(ours(run))) is not None
 
 

@@ -18,7 +18,8 @@ from rag_service.knowledgebase.models import Page, Run
 from rag_service.knowledgebase.text import clean, clean_tree
 from rag_service.states import GOOD, PageState
 
-_PROGRESS = {"crashes": 0, "expiries": 0}
+# A page that is done clears its run's crash counts.
+PROGRESS = {"crashes": 0, "expiries": 0}
 # Columns that a reused page does not take over from the run it comes from.
 _OWN = frozenset(
     {
@@ -76,11 +77,16 @@ def store_plan(run: ClaimedRun, rows: Iterable[PlannedRow]) -> None:
 
     Raises LeaseLost.
     """
-    values = [_plan_values(run, row) for row in rows]
     with begin() as connection:
-        fence(connection, run, **_PROGRESS)
-        if values:
-            connection.execute(_planned_insert(values[0]), values)
+        fence(connection, run, **PROGRESS)
+        add_plan(connection, run, rows)
+
+
+def add_plan(connection: Connection, run: ClaimedRun, rows: Iterable[PlannedRow]) -> None:
+    """The same within a transaction that holds the run's row."""
+    values = [_plan_values(run, row) for row in rows]
+    if values:
+        connection.execute(_planned_insert(values[0]), values)
 
 
 def _planned_insert(example: dict[str, Any]) -> Insert:
@@ -155,7 +161,7 @@ def store(run: ClaimedRun, page: StoredPage) -> None:
     """
     again = page.retry_in is not None
     with begin() as connection:
-        fence(connection, run, **({"epoch": Run.epoch} if again else _PROGRESS))
+        fence(connection, run, **({"epoch": Run.epoch} if again else PROGRESS))
         connection.execute(
             update(Page)
             .where(
@@ -236,7 +242,7 @@ def reuse(run: ClaimedRun) -> int:
         ).all()
         # Only a page that is new here is progress; else a crash after this would never count.
         if copied:
-            fence(connection, run, **_PROGRESS)
+            fence(connection, run, **PROGRESS)
         return len(copied)
 
 

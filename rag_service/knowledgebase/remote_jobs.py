@@ -6,12 +6,13 @@ given back when the job ends. No epoch is asked of a result: only the page's own
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, case, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, func, insert, or_, select, update
 from sqlalchemy.sql import ColumnElement
 
 from rag_service.errors import LeaseLost
@@ -19,7 +20,7 @@ from rag_service.knowledgebase.endings import UNCLAIMED, WORKED
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.leases import ClaimedRun, fence
 from rag_service.knowledgebase.models import Page, RemoteJob, Run, new_id
-from rag_service.knowledgebase.pages import StoredPage, settle_pages
+from rag_service.knowledgebase.pages import PROGRESS, StoredPage, settle_pages
 from rag_service.knowledgebase.text import clean, clean_tree
 from rag_service.states import (
     HELD,
@@ -33,6 +34,7 @@ from rag_service.states import (
 
 # A poller that dies gives its jobs back after this many seconds.
 _POLL_CLAIM_SECONDS = 60.0
+_OVERDUE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,14 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
-class FreePage:
-    """A page that no job has: it may be posted now."""
+class FreePages:
+    """Pages that no job has: they may be posted now, all for one reason.
 
-    number: int
+    Those of a lost answer are all that the lost post had, since its request key names them.
+    """
+
     reason: PostReason
+    numbers: tuple[int, ...]
 
 
 def open_job(run: ClaimedRun, job: NewJob, *, most_live: int) -> str | None:
@@ -158,9 +163,16 @@ def store_remote_id(job_id: str, remote_id: str) -> None:
 
 
 def note_refused(job_id: str, message: str) -> None:
-    """The post was certainly not accepted: its pages are free again."""
+    """The post was certainly not accepted: its pages are free again.
+
+    One that has its id, or whose answer was lost, stays what it is.
+    """
+    unanswered = select(RemoteJob.id).where(
+        RemoteJob.id == job_id, RemoteJob.state == JobState.SUBMITTING
+    )
     with begin() as connection:
-        _end(connection, job_id, JobOutcome.REFUSED, {"error_message": clean(message)})
+        if connection.scalar(unanswered.with_for_update()) is not None:
+            _end(connection, job_id, JobOutcome.REFUSED, {"error_message": clean(message)})
 
 
 def note_lost(job_id: str, message: str) -> None:
@@ -178,8 +190,16 @@ def note_lost(job_id: str, message: str) -> None:
 
 
 def note_interrupted(run: ClaimedRun) -> int:
-    """Posts of earlier claims that never came to an answer are lost answers; how many."""
+    """Posts of earlier claims that never came to an answer are lost answers; how many.
+
+    What an earlier holder was polling when it died is due again at once.
+    """
     with begin() as connection:
+        connection.execute(
+            update(RemoteJob)
+            .where(RemoteJob.run_id == run.id, RemoteJob.state != JobState.ENDED)
+            .values(polled_until=None)
+        )
         found = connection.execute(
             update(RemoteJob)
             .where(
@@ -211,8 +231,9 @@ def jobs_of(run_id: str) -> list[JobRow]:
         return [_job(row) for row in connection.execute(query.order_by(RemoteJob.submitted_at))]
 
 
-def free_pages(run: ClaimedRun) -> list[FreePage]:
+def free_pages(run: ClaimedRun) -> list[FreePages]:
     """Pending pages that no job has and whose time has come, in order."""
+    posts = select(RemoteJob.pages).where(RemoteJob.run_id == run.id)
     query = (
         select(Page.number, Page.repost_reason)
         .where(
@@ -224,10 +245,35 @@ def free_pages(run: ClaimedRun) -> list[FreePage]:
         .order_by(Page.number)
     )
     with begin() as connection:
-        return [
-            FreePage(number, PostReason(reason or PostReason.FIRST))
+        free = [
+            (number, PostReason(reason or PostReason.FIRST))
             for number, reason in connection.execute(query)
         ]
+        newest_first = connection.scalars(posts.order_by(RemoteJob.submitted_at.desc())).all()
+    return _grouped(free, newest_first)
+
+
+def _grouped(
+    free: Iterable[tuple[int, PostReason]], newest_first: Sequence[list[int]]
+) -> list[FreePages]:
+    groups: dict[tuple[PostReason, tuple[int, ...]], list[int]] = defaultdict(list)
+    for number, reason in free:
+        post: tuple[int, ...] = ()
+        if reason is PostReason.LOST_ANSWER:
+            post = next((tuple(pages) for pages in newest_first if number in pages), ())
+        groups[reason, post].append(number)
+    return [FreePages(reason, tuple(numbers)) for (reason, _), numbers in groups.items()]
+
+
+def reasons_so_far(run_id: str) -> dict[int, set[PostReason]]:
+    """Why each page of the run was posted until now."""
+    reasons: dict[int, set[PostReason]] = defaultdict(set)
+    query = select(RemoteJob.reason, RemoteJob.pages).where(RemoteJob.run_id == run_id)
+    with begin() as connection:
+        for reason, numbers in connection.execute(query):
+            for number in numbers:
+                reasons[number].add(PostReason(reason))
+    return reasons
 
 
 def claim_due(limit: int, *, run_id: str | None = None) -> list[JobRow]:
@@ -237,6 +283,8 @@ def claim_due(limit: int, *, run_id: str | None = None) -> list[JobRow]:
     """
     now = func.clock_timestamp()
     held = select(Run.id).where(Run.id == RemoteJob.run_id, Run.state.in_(HELD)).exists()
+    # A fork may be busy with the pages that it has yet to post; results do not wait for ever.
+    overdue = RemoteJob.next_poll_at < now - timedelta(seconds=_OVERDUE_SECONDS)
     query = select(RemoteJob.id).where(
         RemoteJob.state != JobState.ENDED,
         RemoteJob.next_poll_at <= now,
@@ -245,7 +293,7 @@ def claim_due(limit: int, *, run_id: str | None = None) -> list[JobRow]:
     query = (
         query.where(RemoteJob.run_id == run_id)
         if run_id is not None
-        else query.where(or_(~held, RemoteJob.cancel_wanted))
+        else query.where(or_(~held, RemoteJob.cancel_wanted, overdue))
     )
     chosen = query.order_by(RemoteJob.next_poll_at).limit(limit)
     until = now + timedelta(seconds=_POLL_CLAIM_SECONDS)
@@ -279,7 +327,9 @@ def note_poll(
     if deadline_passed:
         values["deadline_passed"] = True
     if adopted_id is not None:
-        values |= {"remote_id": clean(adopted_id), "state": JobState.LIVE}
+        # The post's own answer may have come meanwhile.
+        remote_id = func.coalesce(RemoteJob.remote_id, clean(adopted_id))
+        values |= {"remote_id": remote_id, "state": JobState.LIVE}
     with begin() as connection:
         connection.execute(
             update(RemoteJob)
@@ -305,6 +355,8 @@ def settle(
         connection.execute(select(Run.id).where(Run.id == job.run_id).with_for_update())
         if not _end(connection, job.id, outcome, dict(clean_tree(told)), reasons, pages):
             return False
+        if any(page.retry_in is None for page in pages):
+            connection.execute(update(Run).where(Run.id == job.run_id).values(**PROGRESS))
         connection.execute(
             update(Run)
             .where(Run.id == job.run_id, Run.state == RunState.REMOTE)
@@ -348,9 +400,12 @@ def _end(
 def leave_to_maintenance(run: ClaimedRun) -> None:
     """Jobs are live and the fork goes on to another run. Raises LeaseLost."""
     live = select(RemoteJob.id).where(RemoteJob.run_id == run.id, RemoteJob.state != JobState.ENDED)
-    # A job that ended at this moment found the run held and did not wake it.
-    state = case((live.exists(), RunState.REMOTE.value), else_=RunState.READY.value)
     with begin() as connection:
+        # The row first: a job that ends at this moment finds the run held and does not wake it,
+        # and a statement that waited for the row would still see that job alive.
+        fence(connection, run, epoch=Run.epoch)
+        alive = connection.scalar(live.limit(1)) is not None
+        state = RunState.REMOTE if alive else RunState.READY
         fence(connection, run, state=state, worked_seconds=WORKED, **UNCLAIMED)
 
 
@@ -370,14 +425,28 @@ def wake_for_reposts(after_lost: float) -> int:
 
 
 def hint(token_sha256: str, remote_id: str) -> bool:
-    """A webhook came: poll at once, and remember the id where the post's answer was lost."""
+    """A webhook came: poll at once, and remember the id where the post's answer was lost.
+
+    False where no post has this token.
+    """
+    ours = RemoteJob.token_sha256 == token_sha256
     with begin() as connection:
-        hinted = connection.execute(
+        connection.execute(
             update(RemoteJob)
-            .where(RemoteJob.token_sha256 == token_sha256, RemoteJob.state != JobState.ENDED)
+            .where(ours, RemoteJob.state != JobState.ENDED)
             .values(hinted_id=clean(remote_id), next_poll_at=func.clock_timestamp())
         )
-        return hinted.rowcount == 1
+        return connection.scalar(select(RemoteJob.id).where(ours)) is not None
+
+
+def forget_hint(job_id: str, remote_id: str) -> None:
+    """The service does not confirm the id that a webhook brought: the answer is lost still."""
+    with begin() as connection:
+        connection.execute(
+            update(RemoteJob)
+            .where(RemoteJob.id == job_id, RemoteJob.hinted_id == clean(remote_id))
+            .values(hinted_id=None)
+        )
 
 
 def queued_for_long(endpoint: tuple[str, str], seconds: float) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Select, func, select
@@ -14,10 +15,10 @@ from sqlalchemy.exc import IntegrityError
 
 from rag_service.errors import AlreadyActive, LeaseLost, NotFound, PagesFailed, RagServiceError
 from rag_service.knowledgebase.endings import UNCLAIMED, WORKED, end_run
-from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.engine import begin, single
 from rag_service.knowledgebase.leases import ClaimedRun, claimable, fence
 from rag_service.knowledgebase.models import Document, Page, Run, new_id
-from rag_service.knowledgebase.pages import failed_numbers
+from rag_service.knowledgebase.pages import PROGRESS, PlannedRow, add_plan, failed_numbers
 from rag_service.knowledgebase.text import clean_tree
 from rag_service.states import TERMINAL, PageState, RunState, Stage
 
@@ -103,6 +104,8 @@ def note_preflight(
     planned = select(Page.number, Page.state).where(Page.run_id == run.id)
     with begin() as connection:
         fence(connection, run, page_count=page_count, warnings=clean_tree(warnings))
+        if run.epoch == 1 and not run.reuse_pages:
+            return {}
         return {number: PageState(state) for number, state in connection.execute(planned)}
 
 
@@ -116,8 +119,11 @@ def add_warnings(run: ClaimedRun, warnings: Sequence[dict[str, Any]]) -> None:
             fence(connection, run, warnings=known + new)
 
 
-def hand_to_ocr(run: ClaimedRun) -> None:
-    """Pages remain for OCR: let the run go to the next stage. Raises LeaseLost."""
+def hand_to_ocr(run: ClaimedRun, rows: Sequence[PlannedRow] = ()) -> None:
+    """Pages remain for OCR: store the last planned ones and let the run go to the next stage.
+
+    Raises LeaseLost.
+    """
     with begin() as connection:
         fence(
             connection,
@@ -126,13 +132,19 @@ def hand_to_ocr(run: ClaimedRun) -> None:
             ready_at=func.clock_timestamp(),
             worked_seconds=WORKED,
             **UNCLAIMED,
+            **(PROGRESS if rows else {}),
         )
+        add_plan(connection, run, rows)
 
 
-def finish(run: ClaimedRun) -> RunState:
-    """End the run by what its pages say. Raises LeaseLost, also where a cancel came first."""
+def finish(run: ClaimedRun, rows: Sequence[PlannedRow] = ()) -> RunState:
+    """Store the last planned pages, then end the run by what its pages say.
+
+    Raises LeaseLost, also where a cancel came first.
+    """
     with begin() as connection:
-        fence(connection, run, state=RunState.FINISHING)
+        fence(connection, run, state=RunState.FINISHING, **(PROGRESS if rows else {}))
+        add_plan(connection, run, rows)
         failed = failed_numbers(connection, run.id)
         state = RunState.FAILED if failed else RunState.PROCESSED
         error = pages_failed(connection, run.id, failed) if failed else None
@@ -180,15 +192,20 @@ def active_run(document_id: str) -> Select[str]:
 
 def next_claimable(stage: Stage, server: str | None, limit: int) -> list[DoorbellTarget]:
     """The runs of a stage that may be claimed now, best first."""
-    query = (
+    with single() as connection:
+        found = connection.execute(_next_claimable(stage, server, limit))
+        return [DoorbellTarget(*row) for row in found]
+
+
+@lru_cache
+def _next_claimable(stage: Stage, server: str | None, limit: int) -> Select[str, str]:
+    return (
         select(Run.id, Document.filename)
         .join(Document, Document.id == Run.document_id)
         .where(claimable(stage, server))
         .order_by(Run.priority, Run.created_at, Run.id)
         .limit(limit)
     )
-    with begin() as connection:
-        return [DoorbellTarget(*row) for row in connection.execute(query)]
 
 
 def backlog(connection: Connection) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
@@ -13,7 +14,7 @@ from rag_service.states import GOOD, TERMINAL, PageState, RunState
 
 @dataclass(frozen=True, slots=True)
 class Selectors:
-    """What was asked for; ids stand alone, the others narrow all documents together."""
+    """What was asked for; all that is given narrows the documents together."""
 
     ids: tuple[str, ...] = ()
     failed: bool = False
@@ -51,7 +52,8 @@ QUARANTINED = "worker_crashed"
 def select_documents(connection: Connection, selectors: Selectors) -> list[Candidate]:
     """The documents that the selectors mean, oldest first.
 
-    `failed` and `error` look at the newest run. Quarantined documents come by id only.
+    `failed` and `error` look at the newest run. Quarantined documents come only where ids are
+    given too.
     """
     newest = (
         select(Run.id)
@@ -82,6 +84,12 @@ def select_documents(connection: Connection, selectors: Selectors) -> list[Candi
     ]
 
 
+def unknown_ids(connection: Connection, ids: Collection[str]) -> list[str]:
+    """Those of the ids that no undeleted document has, sorted."""
+    known = select(Document.id).where(Document.id.in_(ids), Document.deleted_at.is_(None))
+    return sorted(set(ids) - set(connection.scalars(known)))
+
+
 def good_pages(connection: Connection, document_id: str, fingerprint: str) -> int:
     """Pages of the document that a run with this fingerprint would reuse."""
     siblings = select(Run.id).where(Run.document_id == document_id)
@@ -92,9 +100,11 @@ def good_pages(connection: Connection, document_id: str, fingerprint: str) -> in
 
 
 def _conditions(selectors: Selectors) -> list[ColumnElement[bool]]:
-    if selectors.ids:
-        return [Document.id.in_(selectors.ids)]
-    conditions: list[ColumnElement[bool]] = [Run.error_code.is_distinct_from(QUARANTINED)]
+    conditions: list[ColumnElement[bool]] = [
+        Document.id.in_(selectors.ids)
+        if selectors.ids
+        else Run.error_code.is_distinct_from(QUARANTINED)
+    ]
     if selectors.failed:
         conditions.append(Run.state == RunState.FAILED)
     if selectors.error:

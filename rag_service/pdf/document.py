@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -100,17 +99,16 @@ class PdfWorker:
         A page that cannot be looked at carries its error. Raises CorruptPdf only where a
         replaced child cannot open the file again.
         """
-        planned: asyncio.Queue[PlannedPage | None] = asyncio.Queue()
+        # By batches: a page at a time would wake the caller for each.
+        planned: asyncio.Queue[list[PlannedPage] | None] = asyncio.Queue()
         room = asyncio.Semaphore(BATCHES_AHEAD)
         producer = asyncio.create_task(self._plan_all(ocr, pages, planned, room))
         producer.add_done_callback(lambda _: planned.put_nowait(None))
         try:
-            count = 0
-            while (page := await planned.get()) is not None:
-                count += 1
-                if count % BATCH == 0:
-                    room.release()
-                yield page
+            while (batch := await planned.get()) is not None:
+                for page in batch:
+                    yield page
+                room.release()
             await producer
         finally:
             producer.cancel()
@@ -209,7 +207,7 @@ class PdfWorker:
         self,
         ocr: OcrMode,
         pages: Sequence[int],
-        planned: asyncio.Queue[PlannedPage | None],
+        planned: asyncio.Queue[list[PlannedPage] | None],
         room: asyncio.Semaphore,
     ) -> None:
         source = self._source
@@ -219,23 +217,17 @@ class PdfWorker:
                 # Whoever asked is gone: another document has been opened since.
                 if self._source is not source:
                     return
-                await self._plan_batch(ocr, batch, planned.put_nowait)
+                planned.put_nowait(await self._plan_batch(ocr, batch))
 
-    async def _plan_batch(
-        self, ocr: OcrMode, batch: Sequence[int], give: Callable[[PlannedPage], None]
-    ) -> None:
+    async def _plan_batch(self, ocr: OcrMode, batch: Sequence[int]) -> list[PlannedPage]:
         """Answers come in order, so the page that ended a child is the first unanswered one."""
-        waiting = deque(batch)
-
-        def take(page: PlannedPage) -> None:
-            waiting.popleft()
-            give(page)
-
-        while waiting:
+        pages: list[PlannedPage] = []
+        while len(pages) < len(batch):
             try:
-                await self._stream(ocr, list(waiting), take)
+                await self._stream(ocr, batch[len(pages) :], pages.append)
             except (ChildTimeout, ChildDied) as error:
-                give(await self._second_look(ocr, waiting.popleft(), error))
+                pages.append(await self._second_look(ocr, batch[len(pages)], error))
+        return pages
 
     async def _second_look(
         self, ocr: OcrMode, number: int, first: ChildTimeout | ChildDied
@@ -256,12 +248,12 @@ class PdfWorker:
     async def _stream(
         self,
         ocr: OcrMode,
-        pages: list[int],
+        pages: Sequence[int],
         give: Callable[[PlannedPage], None],
         *,
         pixels: bool = True,
     ) -> None:
-        request = {"do": "plan", "ocr": ocr.value, "pages": pages, "pixels": pixels}
+        request = {"do": "plan", "ocr": ocr.value, "pages": list(pages), "pixels": pixels}
         child = await self._ready()
         try:
             child.send(Frame(request))

@@ -6,7 +6,7 @@ Runs in the render child; called by plan.py.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -70,10 +70,10 @@ def to_markdown(content: PageContent) -> str:
     pending: list[Row] = []
     for piece in in_reading_order(_pieces(blocks, found)):
         if piece.place < len(blocks):
-            lines = blocks[piece.place].lines
-            rows = _rows(lines)
+            rows = _rows(blocks[piece.place].lines)
             if _share_a_row(pending, rows):
-                _add_lines(pending, lines)
+                _extend(pending[-1], rows[0])
+                pending += rows[1:]
             elif _goes_on(pending, rows):
                 pending += rows
             else:
@@ -151,16 +151,25 @@ def _in(box: Box, outer: Box) -> bool:
     return outer.x0 <= x <= outer.x1 and outer.y0 <= y <= outer.y1
 
 
+def _union(left: Box, right: Box) -> Box:
+    x0, y0, x1, y1 = left
+    other_x0, other_y0, other_x1, other_y1 = right
+    return Box(min(x0, other_x0), min(y0, other_y0), max(x1, other_x1), max(y1, other_y1))
+
+
 def _around(boxes: Iterable[Box]) -> Box:
     x0, y0, x1, y1 = zip(*boxes, strict=True)
     return Box(min(x0), min(y0), max(x1), max(y1))
 
 
 def _body_style(blocks: Sequence[Block]) -> Style:
-    letters: Counter[tuple[float, bool]] = Counter()
+    exactly: defaultdict[tuple[float, bool], int] = defaultdict(int)
     for block in blocks:
-        for line in block.lines:
-            letters[round(line.size), line.bold] += len(line.raw)
+        for _, size, bold, _, raw in block.lines:
+            exactly[size, bold] += len(raw)
+    letters: Counter[tuple[float, bool]] = Counter()
+    for (size, bold), count in exactly.items():
+        letters[round(size), bold] += count
     (size, bold), _ = letters.most_common(1)[0] if letters else ((0.0, False), 0)
     return Style(size, bold)
 
@@ -179,46 +188,51 @@ def _written(rows: Sequence[Row], style: Style) -> list[str]:
 
 def _rows(lines: Sequence[Line]) -> list[Row]:
     rows: list[Row] = []
-    _add_lines(rows, lines)
+    for line in lines:
+        row = _row(line)
+        if not row.text:
+            continue
+        if rows and _same_row(rows[-1].box, row.box):
+            _extend(rows[-1], row)
+        else:
+            rows.append(row)
     return rows
 
 
-def _add_lines(rows: list[Row], lines: Sequence[Line]) -> None:
-    for line in lines:
-        raw = _SOFT_HYPHEN_END.sub("-", line.raw) if "\xad" in line.raw else line.raw
-        indented = _shortened(clean(raw).rstrip())
-        text = indented.lstrip()
-        if not text:
-            continue
-        if rows and _same_row(rows[-1].box, line.box):
-            _extend(rows[-1], line, text)
-        else:
-            indent, spaced = len(indented) - len(text), line.raw[-1:].isspace()
-            rows.append(Row(line.box, line.size, line.bold, line.mono, text, indent, spaced))
+def _row(line: Line) -> Row:
+    box, size, bold, mono, raw = line
+    solid = _SOFT_HYPHEN_END.sub("-", raw) if "\xad" in raw else raw
+    indented = _shortened(clean(solid).rstrip())
+    text = indented.lstrip()
+    return Row(box, size, bold, mono, text, len(indented) - len(text), raw[-1:].isspace())
 
 
 def _shortened(text: str) -> str:
     """Leaders, the dots that lead to a page number, are noise to a search and to a reader."""
-    return _LEADER.sub(" … ", text).rstrip() if _has_leader(text) else text
-
-
-def _has_leader(text: str) -> bool:
-    return "...." in text or ". . . ." in text
+    if "...." in text or ". . . ." in text:
+        return _LEADER.sub(" … ", text).rstrip()
+    return text
 
 
 def _same_row(left: Box, right: Box) -> bool:
-    shared = min(left.y1, right.y1) - max(left.y0, right.y0)
-    return right.x0 >= left.x1 - 1 and shared > SAME_ROW * min(left.height, right.height)
+    _, left_y0, left_x1, left_y1 = left
+    right_x0, right_y0, _, right_y1 = right
+    # Mostly decided here: the next line begins further left.
+    if right_x0 < left_x1 - 1:
+        return False
+    shared = min(left_y1, right_y1) - max(left_y0, right_y0)
+    return shared > SAME_ROW * min(left_y1 - left_y0, right_y1 - right_y0)
 
 
-def _extend(row: Row, line: Line, text: str) -> None:
-    if len(text) > len(row.text):
-        row.size = line.size
-    row.box = _around((row.box, line.box))
-    row.bold = row.bold and line.bold
-    row.mono = row.mono and line.mono
-    row.text = f"{row.text} {text}"
-    row.spaced = line.raw[-1:].isspace()
+def _extend(row: Row, more: Row) -> None:
+    """Add what stands further right on the row."""
+    if len(more.text) > len(row.text):
+        row.size = more.size
+    row.box = _union(row.box, more.box)
+    row.bold = row.bold and more.bold
+    row.mono = row.mono and more.mono
+    row.text = f"{row.text} {more.text}"
+    row.spaced = more.spaced
 
 
 def _by_heading(rows: Sequence[Row], style: Style) -> Iterator[tuple[str, list[Row]]]:

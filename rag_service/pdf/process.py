@@ -21,6 +21,8 @@ from rag_service.pdf.limits import ChildLimits
 START_LIMIT = 60.0
 # Time for a frame that is on its way while a busy loop only now gets to look.
 GRACE = 1.0
+# Nearly every answer comes within this time: only a late one is worth a look at the child's clock.
+PROMPT = 0.1
 # A child that used this share of its limit on a processor has had its chance.
 BUSY_SHARE, STARVED_FACTOR = 0.8, 4
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -108,6 +110,9 @@ class RenderChild:
         return frame
 
     async def _answered(self, task: asyncio.Task[Frame], limit: float) -> bool:
+        prompt, _ = await asyncio.wait({task}, timeout=min(PROMPT, limit))
+        if prompt:
+            return True
         used = self._processor_seconds()
         for _ in range(STARVED_FACTOR):
             done, _ = await asyncio.wait({task}, timeout=limit)

@@ -31,6 +31,11 @@ class Piece(NamedTuple):
     characters: int
 
 
+class _Span(NamedTuple):
+    start: float
+    end: float
+
+
 class _Columns(NamedTuple):
     left: list[Piece]
     right: list[Piece]
@@ -75,21 +80,42 @@ def _groups(bands: list[list[Piece]]) -> list[list[Piece]]:
     """Neighbouring bands with one gutter through them, where that makes columns; else bands."""
     groups: list[list[Piece]] = []
     run: list[list[Piece]] = []
+    # What the run covers from left to right; a long run must not be looked through for each band.
+    covered: list[_Span] = []
     for band in bands:
-        if run and not _gutters([piece for each in (*run, band) for piece in each]):
+        spans = [_Span(piece.box.x0, piece.box.x1) for piece in band]
+        together = _joined(covered + spans)
+        if run and len(together) < 2:
             groups += _settled(run)
-            run = []
+            run, together = [], _joined(spans)
         run.append(band)
+        covered = together
     return groups + _settled(run)
 
 
+def _joined(spans: list[_Span]) -> list[_Span]:
+    """From left to right, as one where no gutter parts them."""
+    joined: list[_Span] = []
+    for span in sorted(spans):
+        if joined and span.start - joined[-1].end < MIN_GUTTER:
+            joined[-1] = _Span(joined[-1].start, max(joined[-1].end, span.end))
+        else:
+            joined.append(span)
+    return joined
+
+
 def _settled(run: list[list[Piece]]) -> list[list[Piece]]:
+    if len(run) == 1:
+        # One group either way.
+        return run
     together = [piece for band in run for piece in band]
     return [together] if _columns(together) is not None else run
 
 
 def _columns(pieces: list[Piece]) -> _Columns | None:
     """Split at the widest gutter that has prose on both sides."""
+    if len(pieces) < 2:
+        return None
     across = sorted(pieces, key=lambda piece: piece.box.x0)
     for position in _gutters(across):
         left, right = across[:position], across[position:]
@@ -98,15 +124,15 @@ def _columns(pieces: list[Piece]) -> _Columns | None:
     return None
 
 
-def _gutters(pieces: list[Piece]) -> list[int]:
-    """Where, from left to right, a gap runs through all pieces; the widest gap first."""
+def _gutters(across: list[Piece]) -> list[int]:
+    """Where a gap runs through all pieces, sorted from left to right; the widest gap first."""
     gutters: list[tuple[float, int]] = []
-    right_edge = float("inf")
-    for position, piece in enumerate(sorted(pieces, key=lambda piece: piece.box.x0)):
+    right_edge = across[0].box.x1
+    for position, piece in enumerate(across):
         gap = piece.box.x0 - right_edge
         if gap >= MIN_GUTTER:
             gutters.append((gap, position))
-        right_edge = max(right_edge, piece.box.x1) if position else piece.box.x1
+        right_edge = max(right_edge, piece.box.x1)
     return [position for _, position in sorted(gutters, reverse=True)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +27,8 @@ class Service:
         self._answers = answers
         self._limits = limits
         self._source: Source | None = None
+        # Kept open: it is read with every answer.
+        self._memory = os.open("/proc/self/statm", os.O_RDONLY)
 
     def serve(self, requests: BinaryIO) -> None:
         """Until the parent closes the pipe."""
@@ -79,12 +82,11 @@ class Service:
         path, pages, target = Path(head["path"]), head["pages"], Path(head["target"])
         warnings: list[tuple[str, str, int | None]] = []
         if head["jpeg_quality"] or not slices.select(path, pages, target):
-            source = open_source(path, "", None, self._limits)
             quality = head["jpeg_quality"] or slices.FINE_QUALITY
-            for drawn in slices.draw(source, pages, head["dpi"], quality, target):
-                self._answer({"page": drawn.number})
-                warnings += _warnings(drawn.warnings)
-            source.close()
+            with closing(open_source(path, "", None, self._limits)) as source:
+                for drawn in slices.draw(source, pages, head["dpi"], quality, target):
+                    self._answer({"page": drawn.number})
+                    warnings += _warnings(drawn.warnings)
         self._answer({"last": True, "warnings": warnings})
 
     def _do_rewrite_images(self, head: dict[str, Any]) -> None:
@@ -107,19 +109,17 @@ class Service:
             self._source = None
 
     def _answer(self, head: dict[str, Any], body: bytes = b"") -> None:
-        self._answers.write(frames.encode(Frame({**head, "mib": _resident_mib()}, body)))
+        self._answers.write(frames.encode(Frame({**head, "mib": self._resident_mib()}, body)))
         self._answers.flush()
+
+    def _resident_mib(self) -> float:
+        return int(os.pread(self._memory, 128, 0).split()[1]) * PAGE_SIZE / MIB
 
 
 def _repaired(source: Source) -> tuple[PdfWarning, ...]:
     if not source.repaired:
         return ()
     return (PdfWarning("repaired_pdf", "The file is damaged and was repaired while opening."),)
-
-
-def _resident_mib() -> float:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * PAGE_SIZE / MIB
 
 
 def _fault(number: int, error: Exception) -> PageUnrenderable:

@@ -94,6 +94,6 @@ async def _fault(work: Awaitable[None], pdf: PdfWorker, source: Path, target: Pa
 def _smaller(source: Path, target: Path, shrinker: Shrinker, first_fault: str = "") -> ShrinkResult:
     fell_back = bool(first_fault)
     if target.stat().st_size >= source.stat().st_size:
-        reason = first_fault or "the file does not get smaller"
-        return ShrinkResult(source, None, fell_back, reason)
+        reasons = [first_fault, "the file does not get smaller"]
+        return ShrinkResult(source, None, fell_back, "; ".join(filter(None, reasons)))
     return ShrinkResult(target, shrinker, fell_back, first_fault)

@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from rag_service.errors import ConfigurationError, RagServiceError
 from rag_service.retry import parse_retry_after
@@ -110,8 +111,8 @@ class _Report(BaseModel):
     status: str
     output: Any = None
     error: Any = None
-    delayTime: float | None = None
-    executionTime: float | None = None
+    delayTime: FiniteFloat | None = None
+    executionTime: FiniteFloat | None = None
 
 
 class RunPodClient:
@@ -149,7 +150,7 @@ class RunPodClient:
             )
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise NotAccepted(f"{self.url} cannot be reached: {_named(error)}") from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise LostAnswer(f"The post's answer was lost: {_named(error)}") from error
         return self._posted(response)
 
@@ -168,7 +169,7 @@ class RunPodClient:
 
     async def status(self, remote_id: str) -> JobReport:
         """Where a job is. Raises JobNotFound, PollFailed, EndpointRefused."""
-        response = await self._ask("GET", f"/status/{remote_id}")
+        response = await self._ask("GET", f"/status/{_segment(remote_id)}")
         if response.status_code == httpx.codes.NOT_FOUND:
             raise JobNotFound(_described(response))
         try:
@@ -179,7 +180,7 @@ class RunPodClient:
 
     async def cancel(self, remote_id: str) -> None:
         """Cancel a job; one that is gone is no error. Raises PollFailed, EndpointRefused."""
-        response = await self._ask("POST", f"/cancel/{remote_id}")
+        response = await self._ask("POST", f"/cancel/{_segment(remote_id)}")
         if response.status_code not in {httpx.codes.OK, httpx.codes.NOT_FOUND}:
             raise PollFailed(_described(response))
 
@@ -191,7 +192,7 @@ class RunPodClient:
     async def _ask(self, method: str, path: str) -> httpx.Response:
         try:
             response = await self._http.request(method, self.url + path)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise PollFailed(f"{self.url}: {_named(error)}") from error
         if response.status_code in _REFUSED_ENDPOINT:
             raise EndpointRefused(_described(response))
@@ -224,6 +225,11 @@ def _error_text(error: Any) -> str | None:
     if isinstance(error, dict):
         return str(error.get("error_message") or error)
     return str(error)
+
+
+def _segment(remote_id: str) -> str:
+    """An id in a path: it came from outside, and must not lead elsewhere."""
+    return quote(remote_id, safe="")
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

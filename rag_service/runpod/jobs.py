@@ -88,8 +88,8 @@ def judge(job: Job, report: JobReport, settings: RunPod) -> Verdict:
     """What a status answer means for the job."""
     if not report.pending:
         return _ended(job, report)
-    if job.deadline_passed and job.left <= -settings.deadline_margin:
-        return _timed_out()
+    if job.left <= -settings.deadline_margin and (job.cancel_wanted or job.deadline_passed):
+        return judge_unknown(job, settings)
     if job.cancel_wanted or job.left <= settings.deadline_margin:
         return CancelIt()
     return Wait(poll_interval(job.age, settings))
@@ -112,6 +112,13 @@ def judge_unknown(job: Job, settings: RunPod) -> Verdict:
     return Ended(JobOutcome.EXPIRED, RemoteJobExpired(), repost=_once(job, PostReason.EXPIRED))
 
 
+def judge_silence(job: Job, settings: RunPod, wait: float) -> Verdict:
+    """What no answer means: wait for one, but not past the time at which the job is gone anyway."""
+    if job.left <= -settings.deadline_margin:
+        return judge_unknown(job, settings)
+    return Wait(wait)
+
+
 def _timed_out() -> Ended:
     """Its deadline is over: the same again would take as long."""
     return Ended(JobOutcome.TIMED_OUT, RemoteJobTimedOut())
@@ -125,9 +132,9 @@ def _ended(job: Job, report: JobReport) -> Ended:
     second = PostReason.SECOND_TRY
     if report.status is JobStatus.COMPLETED:
         return _completed(job, report)
+    if job.deadline_passed:
+        return _timed_out()
     if report.status is JobStatus.CANCELLED:
-        if job.deadline_passed:
-            return _timed_out()
         return Ended(JobOutcome.CANCELLED, RemoteJobCancelled())
     if report.status is JobStatus.TIMED_OUT:
         return Ended(JobOutcome.TIMED_OUT, RemoteJobTimedOut(), repost=second)

@@ -107,15 +107,22 @@ class PayloadMaker:
         self._filename = filename
 
     async def make(
-        self, pages: Sequence[int], envelope: Callable[[Sequence[int]], Envelope]
+        self,
+        pages: Sequence[int],
+        envelope: Callable[[Sequence[int]], Envelope],
+        *,
+        as_before: bool = False,
     ) -> AsyncGenerator[Payload | Refused]:
         """Every page once, in order: in a body of at most runpod.max_body_bytes, or refused.
+
+        `as_before`: they were one job, and are to be that same one again.
 
         `envelope` is asked once for every set of pages that is tried. Close the iterator where
         it is not read to its end. Raises what opening the document raises, CorruptPdf excepted.
         """
         runpod = self._settings.runpod
-        for part in ranges(pages, runpod.max_pages_per_job, runpod.workers):
+        parts = ranges(pages, runpod.max_pages_per_job, runpod.workers)
+        for part in [tuple(pages)] if as_before else parts:
             with TemporaryDirectory(prefix="payload-") as folder:
                 workshop = _Workshop(
                     self._settings, self._pdf, self._source, self._filename, Path(folder), envelope

@@ -127,17 +127,25 @@ def test_run_goes_on_past_a_bad_file_and_writes_into_a_folder(files: Path, tmp_p
     output, password = tmp_path / "out", tmp_path / "password"
     password.write_text("sesame\n")
     (files / "locked.pdf").write_bytes(native_pdf(password="sesame", title="Locked"))
+    same = files / "more" / "locked.pdf"
+    same.parent.mkdir()
+    same.write_bytes((files / "locked.pdf").read_bytes())
     done = cli(
         "run", "--ocr", "off", "--format", "json", "--output", output,
-        "--password-file", password, files / "broken.pdf", files / "locked.pdf",
+        "--password-file", password, files / "broken.pdf", files / "locked.pdf", same,
         env=environment(),
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stdout == ""
     assert "unsupported_type" in done.stderr
-    [written] = output.iterdir()
-    told = json.loads(written.read_text())
-    assert (written.name, told["document"]["status"]) == ("locked.json", "processed")
+    written = sorted(output.iterdir())
+    assert [path.name for path in written] == ["locked-2.json", "locked.json"]
+    again, told = (json.loads(path.read_text()) for path in written)
+    assert again["document"]["id"] == told["document"]["id"]
+    assert again["document"]["filename"] == str(same)
+    assert f"\n{same}\t" in done.stderr
+    assert "no worker" not in done.stderr
+    assert told["document"]["status"] == "processed"
     assert [page["status"] for page in told["pages"]] == ["native", "native"]
     assert "Locked part 2" in told["pages"][1]["markdown"]
 

@@ -1,5 +1,6 @@
 """Documents over HTTP: what is accepted, what is known already, what is refused and how."""
 
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
@@ -8,6 +9,7 @@ from PIL import Image
 
 from rag_service.errors import CorruptPdf, EncryptedPdf
 from rag_service.storage import DocumentStore, working_key
+from tests import simulation as sim
 
 
 def picture(kind: str) -> bytes:
@@ -316,3 +318,95 @@ def test_a_deleted_document_is_gone(api, make_pdf):
     problem(api.client.get(f"/documents/{document_id}"), 404, "not_found")
     problem(api.client.delete(f"/documents/{document_id}"), 404, "not_found")
     assert api.client.get("/documents").json()["documents"] == []
+
+
+@pytest.mark.parametrize(
+    ("escaped", "shown"),
+    [
+        ("say %22hello%22.pdf", 'say "hello".pdf'),
+        ("two%0D%0Alines.pdf", "two lines.pdf"),
+        ("100%25 %41.pdf", "100%25 %41.pdf"),
+        ("größe.pdf", "größe.pdf"),
+    ],
+)
+def test_a_name_is_read_as_browsers_escape_it(api, make_pdf, escaped, shown):
+    head = f'--B\r\nContent-Disposition: form-data; name="file"; filename="{escaped}"\r\n\r\n'
+    answer = api.client.post(
+        "/documents",
+        content=head.encode() + make_pdf("a") + b"\r\n--B--\r\n",
+        headers={"content-type": "multipart/form-data; boundary=B"},
+    )
+    assert api.get(answer.json()["id"])["filename"] == shown
+
+
+@pytest.mark.parametrize("error", ["encryptd_pdf", "not_found", "foo"])
+def test_a_listing_by_a_code_that_is_none_is_refused(api, error):
+    found = problem(api.client.get("/documents", params={"error": error}), 422, "invalid_options")
+    assert error in found["detail"]
+
+
+@pytest.mark.parametrize(
+    ("address", "name", "hint"),
+    [
+        ("/documents?stauts=failed", "stauts", "Did you mean status?"),
+        ("/documents?q=x", "q", "limit"),
+        (f"/documents/{'0' * 32}?page=1", "page", "no query parameters"),
+        (f"/documents/{'0' * 32}/pages?offset=3", "offset", "after"),
+        (f"/documents/{'0' * 32}/markdown?pages=3", "pages", "no query parameters"),
+        (f"/documents/{'0' * 32}/events?since=3", "since", "no query parameters"),
+    ],
+)
+def test_parameters_that_are_none_are_refused(api, address, name, hint):
+    found = problem(api.client.get(address), 422, "invalid_options")
+    assert repr(name) in found["detail"]
+    assert hint in found["detail"]
+
+
+def test_an_unknown_id_is_named(api):
+    for path in ("0" * 32, "nope", f"{'0' * 32}/pages", f"{'0' * 32}/pages/1/image"):
+        found = problem(api.client.get(f"/documents/{path}"), 404, "not_found")
+        assert path.partition("/")[0] in found["detail"]
+
+
+def test_a_size_refusal_names_the_limit_and_its_setting(start_api):
+    api = start_api(limits={"max_bytes": 1_000_000})
+    for size in (1_000_001, 2_000_000):
+        found = problem(api.upload(b"%PDF-1.7" + b"x" * size), 413, "too_large")
+        assert found["detail"] == "The file is larger than limits.max_bytes (1000000 bytes)."
+
+
+def test_a_full_disk_is_no_error_of_ours(api, make_pdf):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        answer = api.upload(make_pdf("a") + b"\n" * 3_000_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    found = problem(answer, 503, "storage_unavailable")
+    assert (found["retryable"], "File too large" in found["detail"]) == (True, True)
+    assert list((api.settings.data_dir / "incoming").iterdir()) == []
+
+
+def test_what_the_database_refuses_is_said_in_its_own_words(api, make_pdf):
+    document_id = api.add(make_pdf("a"))
+    sim.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " RAISE EXCEPTION 'could not extend: No space left on device' USING ERRCODE = '53100';"
+        " END $$"
+    )
+    sim.execute(
+        "CREATE TRIGGER refuses BEFORE UPDATE ON runs FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    try:
+        answer = api.client.post(f"/documents/{document_id}/cancel")
+    finally:
+        sim.execute("DROP FUNCTION refuse CASCADE")
+    found = problem(answer, 503, "storage_unavailable")
+    assert found["retryable"]
+    assert "could not extend: No space left on device" in found["detail"]
+    assert "UPDATE" not in found["detail"]
+
+
+def test_the_bare_address_leads_to_the_description(api):
+    answer = api.client.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/docs")

@@ -59,6 +59,23 @@ def test_an_ocr_server_in_outage_is_named_with_its_reason(start_api, busy_fleet,
     assert body["degraded"][0]["message"] == f"{word}: 401 from the server"
 
 
+@pytest.mark.parametrize(
+    ("transport", "shrinking", "missing"),
+    [("runpod", True, True), ("runpod", False, False), ("direct", True, False)],
+)
+def test_a_missing_shrinker_is_named_where_jobs_need_it(
+    start_api, busy_fleet, monkeypatch, transport, shrinking, missing
+):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    api = start_api(
+        ocr={"base_url": SERVER, "transport": transport},
+        runpod={"endpoint_id": "e"},
+        pdf={"downsample_oversized": shrinking},
+    )
+    status, body = ready(api)
+    assert (status, "ghostscript" in names(body["degraded"])) == (200, missing)
+
+
 def test_without_a_broker_documents_are_accepted_all_the_same(environment, start_api, make_pdf):
     environment(REDIS_URL=f"redis://{NOBODY}/0")
     api = start_api(redis={"url": SecretStr(f"redis://{NOBODY}/0")})
@@ -179,13 +196,14 @@ class TestReference:
     def test_every_operation_is_described_with_its_errors(self, api):
         answer = api.client.get("/openapi.json")
         paths = answer.json()["paths"]
-        assert len(paths) == 13
+        assert len(paths) == 14
         assert "#/$defs" not in answer.text
         for operations in paths.values():
             for operation in operations.values():
                 assert operation["summary"]
                 assert operation["description"]
         answers = paths["/documents"]["post"]["responses"]
+        assert {"401", "403"} <= set(answers)
         codes = {
             code
             for answer in answers.values()

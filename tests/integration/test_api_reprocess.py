@@ -172,7 +172,9 @@ class TestMany:
             ({"fialed": True}, (422, "invalid_options")),
             ({"error": "a\x00"}, (422, "invalid_options")),
             ({"ids": ["'; DROP TABLE documents; --"]}, (404, "not_found")),
-            ({"ids": ["\x00"]}, (404, "not_found")),
+            ({"ids": ["\x00"]}, (422, "invalid_options")),
+            ({"error": "encryptd_pdf"}, (422, "invalid_options")),
+            ({"error": "not_found"}, (422, "invalid_options")),
             ({"ids": ["0" * 32]}, (404, "not_found")),
         ],
     )
@@ -189,3 +191,19 @@ class TestMany:
     def test_a_huge_body_is_refused(self, api):
         answer = api.client.post("/reprocess", content=b" " * 10**6)
         assert code_of(answer) == (413, "too_large")
+
+    def test_unknown_ids_are_each_named_and_nothing_is_done(self, api, failed):
+        answer = api.client.post("/reprocess", json={"ids": [failed, "nope", "0" * 32]})
+        assert code_of(answer) == (404, "not_found")
+        detail = answer.json()["detail"]
+        assert "nope" in detail
+        assert "0" * 32 in detail
+        assert failed not in detail
+        assert api.get(failed)["latest_run"]["status"] == "failed"
+
+    def test_what_is_selected_by_id_is_narrowed_by_the_rest(self, api, failed):
+        for other in ({"error": "encrypted_pdf"}, {"collection": "elsewhere"}):
+            answer = api.client.post("/reprocess", json={"ids": [failed], "failed": True} | other)
+            assert answer.json()["documents"] == []
+        answer = api.client.post("/reprocess", json={"ids": [failed], "error": "pages_failed"})
+        assert answer.json()["counts"] == {"queued": 1}

@@ -183,3 +183,17 @@ def test_what_is_no_service_of_ours_is_told(settings: Settings, free_port: int) 
 @pytest.fixture
 def free_port() -> int:
     return unused_port()
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ('say "hello".pdf', 'say "hello".pdf'),
+        ("tab\tline\nend\x01.pdf", "tab line end .pdf"),
+        ("100%.pdf", "100%.pdf"),
+        ("größe 請求書.pdf", "größe 請求書.pdf"),
+    ],
+)
+def test_a_name_arrives_as_it_is(client: Client, pdf: Path, name: str, stored: str) -> None:
+    path = pdf.rename(pdf.with_name(name))
+    assert client.document(client.send(path, {}).id).filename == stored

@@ -38,6 +38,7 @@ ENVIRONMENT = {
     "RAG_SERVICE_RETRY_LATER_WAIT": "0.1",
     "RAG_SERVICE_HANDLER_HEARTBEAT": "0.3",
     "RAG_SERVICE_HANDLER_STALE_AFTER": "3",
+    "RAG_SERVICE_HANDLER_PROGRESS_EVERY": "0.1",
     "RAG_SERVICE_HANDLER_MAX_OUTPUT_BYTES": "100000",
     "RAG_SERVICE_HANDLER_MAX_DOCUMENT_BYTES": str(MIB),
 }
@@ -51,6 +52,11 @@ class Endpoint:
     ocr: FakeOcrServer
     workers: RunPodWorkers
     programs: Programs
+    volume: Path
+
+    @property
+    def stored_pages(self) -> list[Path]:
+        return list(self.volume.glob("keys/*/page-*.json"))
 
     def post(self, job_input: dict[str, Any]) -> str:
         answer = httpx.post(
@@ -109,7 +115,7 @@ def _endpoint(folder: Path, workers: int) -> Iterator[Endpoint]:
         fleet = RunPodWorkers(service, programs, ocr_url=ocr.url, volume=volume)
         fleet.start(workers)
         fleet.wait_ready()
-        yield Endpoint(service, ocr, fleet, programs)
+        yield Endpoint(service, ocr, fleet, programs, volume)
 
 
 def job_input(document: int, pages: list[int], **changes: Any) -> dict[str, Any]:
@@ -203,7 +209,7 @@ def test_a_page_that_fails_once_gets_its_later_try(endpoint: Endpoint) -> None:
     assert len(endpoint.ocr.of(Mark(number, 1))) == 2
 
 
-def test_what_does_not_fit_the_answer_remains_and_is_not_read_twice(endpoint: Endpoint) -> None:
+def test_what_does_not_fit_the_answer_remains_for_another_job(endpoint: Endpoint) -> None:
     number = new_number()
     for page in (1, 2, 3):
         endpoint.ocr.always(Mark(number, page), Reply(text=f"{page}" * 40_000))
@@ -225,6 +231,22 @@ def test_a_text_that_no_answer_can_carry_is_an_error_of_its_page(endpoint: Endpo
         "payload_too_large", None,
     ]  # fmt: skip
     assert output["remaining_pages"] == []
+
+
+def test_progress_is_told_and_never_overwrites_the_result(endpoint: Endpoint) -> None:
+    number = new_number()
+    # Eight are in flight, so three are done, one waits, and nothing moves until the gates open.
+    gates = [endpoint.ocr.hold(Mark(number, page)) for page in range(4, 12)]
+    remote_id = endpoint.post(job_input(number, list(range(1, 13))))
+    job = endpoint.service.job(remote_id)
+    endpoint.programs.wait_until(
+        lambda: {"pages_done": 3, "pages": 12} in job.progress, "the progress is told"
+    )
+    for gate in gates:
+        gate.open()
+    assert len(endpoint.output(remote_id)["pages"]) == 12
+    # Nothing more is said of pages that are too near to the end.
+    assert max(told["pages_done"] for told in job.progress) == 3
 
 
 # What is refused, by name.
@@ -330,10 +352,7 @@ def test_a_killed_worker_is_followed_by_one_that_goes_on(fresh: Endpoint) -> Non
     gate = fresh.ocr.hold(Mark(number, 3))
     remote_id = fresh.post(job_input(number, [1, 2, 3]))
     fresh.wait_for_request(Mark(number, 3))
-    stored = Path(fresh.programs.all[0].log).parent / "volume" / "rag_service" / "keys"
-    fresh.programs.wait_until(
-        lambda: len(list(stored.glob("*/page-*.json"))) == 2, "two pages are stored"
-    )
+    fresh.programs.wait_until(lambda: len(fresh.stored_pages) == 2, "two pages are stored")
     victim = fresh.service.job(remote_id).takes[0]
     fresh.workers.kill(victim)
     gate.open()
@@ -405,7 +424,7 @@ def test_a_server_killed_in_mid_life_fails_the_job_and_ends_the_worker(fresh: En
     )
     (worker,) = fresh.workers.all
     remote_id = fresh.post(job_input(new_number(), list(range(1, 21))))
-    fresh.programs.wait_until(lambda: "pages of scan.pdf" in worker.program.text, "the job starts")
+    fresh.programs.wait_until(lambda: fresh.stored_pages, "a page is stored")
     psutil.Process(_server_pid(worker.program.family())).kill()
     error = fresh.error(remote_id)
     assert error["error_type"] == "ocr_server_unhealthy"

@@ -261,5 +261,5 @@ def test_forks_made_after_the_parent_used_the_database_share_nothing_with_it(ser
     assert [service.wait_for(one).status for one in scans] == ["processed"] * 20
     quiet = lambda: broker.queue_length(Stage.PREPARE) == 0  # noqa: E731
     service.programs.wait_until(quiet, "all doorbells are answered")
-    assert "PostgreSQL is away" not in service.prepare.text[beginning:]
+    assert "PostgreSQL does not do its part" not in service.prepare.text[beginning:]
     assert "Traceback" not in service.prepare.text[beginning:]

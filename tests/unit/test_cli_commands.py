@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -151,3 +152,44 @@ def test_output_that_nobody_reads_is_no_error() -> None:
     program.stdout.close()
     _, complaint = program.communicate()
     assert complaint == ""
+
+
+WRONG_SETTINGS = [
+    ({"RAG_SERVICE_PARSER_DEFAULT": "nix"}, "parser.default", 2),
+    ({"REDIS_URL": "http://x"}, "redis.url", 2),
+    ({"REDIS_URL": "localhost:6379"}, "redis.url", 2),
+    ({"DATABASE_URL": "mysql://x/y"}, "database.url", 2),
+    ({"RAG_SERVICE_STORAGE_URL": "ftp://x"}, "storage.url", 2),
+    ({"RAG_SERVICE_STORAGE_URL": "file:///proc/nope"}, "storage.url", 3),
+    ({"RAG_SERVICE_DATA_DIR": "/proc/nope"}, "data_dir", 2),
+    ({"RAG_SERVICE_LEASE_SECONDS": "1"}, "lease.give_up_after", 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [
+        *((("up",), wrong) for wrong in WRONG_SETTINGS),
+        *((("serve",), WRONG_SETTINGS[index]) for index in (0, 1, 5, 6)),
+        *((("worker", "prepare"), WRONG_SETTINGS[index]) for index in (0, 1, 4)),
+        (("run", __file__), WRONG_SETTINGS[0]),
+    ],
+)
+def test_no_service_starts_with_a_setting_that_would_spoil_it(
+    tmp_path: Path, command: tuple[str, ...], wrong: tuple[dict[str, str], str, int]
+) -> None:
+    variables, key, status = wrong
+    done = run(*command, **{"RAG_SERVICE_DATA_DIR": str(tmp_path)} | variables)
+    assert (done.returncode, key in done.stderr) == (status, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "is up" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [("up",), ("serve",), ("worker", "ocr"), ("status",)])
+def test_no_log_level_hides_a_misnamed_variable(command: tuple[str, ...]) -> None:
+    # The wrong parser ends those that would stay.
+    done = run(
+        *command, RAG_SERVICE_LOG_LEVEL="ERROR", RAG_SERVICE_PARSR_DEFAULT="x",
+        RAG_SERVICE_PARSER_DEFAULT="nix", RAG_SERVICE_URL="http://127.0.0.1:9",
+    )  # fmt: skip
+    assert done.stderr.count("Did you mean RAG_SERVICE_PARSER_DEFAULT?") == 1

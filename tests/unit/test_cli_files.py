@@ -1,8 +1,14 @@
-"""Which files `ingest` takes from the paths it is given."""
+"""Which files `ingest` takes from the paths it is given, and what it says of the others."""
 
+import errno
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from rag_service.cli.files import find_files
+import pytest
+
+from rag_service.cli.files import find_files, require_regular
+from rag_service.errors import Unreadable
 
 
 def make(folder: Path, *names: str) -> None:
@@ -14,20 +20,63 @@ def make(folder: Path, *names: str) -> None:
 
 def test_folders_give_known_kinds_sorted_and_nothing_hidden(tmp_path: Path) -> None:
     make(tmp_path, "b.PDF", "a.txt", "c/d.tiff", "c/.e.pdf", ".git/f.pdf", "a.jpeg", "g.webp")
-    found = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path])]
+    found = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path]).files]
     assert found == ["a.jpeg", "b.PDF", "g.webp", "c/d.tiff"]
 
 
 def test_a_named_file_is_taken_whatever_it_is_called(tmp_path: Path) -> None:
     make(tmp_path, ".hidden", "notes.txt")
     named = [tmp_path / "notes.txt", tmp_path / ".hidden"]
-    assert find_files(named) == named
+    assert find_files(named).files == named
 
 
 def test_a_file_is_taken_once(tmp_path: Path) -> None:
     make(tmp_path, "a.pdf")
-    assert find_files([tmp_path / "a.pdf", tmp_path]) == [tmp_path / "a.pdf"]
+    assert find_files([tmp_path / "a.pdf", tmp_path]).files == [tmp_path / "a.pdf"]
 
 
 def test_an_empty_folder_gives_nothing(tmp_path: Path) -> None:
-    assert find_files([tmp_path]) == []
+    found = find_files([tmp_path])
+    assert (found.files, found.refused, found.passed_by) == ([], [], [])
+
+
+def test_what_is_passed_by_is_listed(tmp_path: Path) -> None:
+    make(tmp_path, "a.pdf", "notes.txt", "c/table.csv", ".hidden.txt")
+    (tmp_path / "link").symlink_to(tmp_path / "c")
+    found = find_files([tmp_path])
+    assert found.files == [tmp_path / "a.pdf"]
+    names = {str(path.relative_to(tmp_path)) for path in found.passed_by}
+    assert names == {"notes.txt", "c/table.csv", "link"}
+    assert found.refused == []
+
+
+def test_what_is_no_regular_file_is_refused_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pdf")
+    (tmp_path / "broken.pdf").symlink_to(tmp_path / "nowhere")
+    in_folder = find_files([tmp_path])
+    assert [one.path.name for one in in_folder.refused] == ["broken.pdf", "pipe.pdf"]
+    named = find_files([tmp_path / "pipe.pdf", Path(os.devnull)])
+    assert (named.files, len(named.refused)) == ([], 2)
+    with pytest.raises(Unreadable, match="not a regular file"):
+        require_regular(tmp_path / "pipe.pdf")
+
+
+def test_a_folder_that_cannot_be_looked_into_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "a.pdf", "closed/b.pdf")
+    look_into = os.scandir
+
+    def scandir(path: str) -> Iterator[os.DirEntry[str]]:
+        # Root may look into every folder, so the refusal is made up.
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return look_into(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = find_files([tmp_path])
+    assert found.files == [tmp_path / "a.pdf"]
+    [refused] = found.refused
+    assert (refused.path, str(refused.error)) == (
+        tmp_path / "closed", "Cannot be read: Permission denied.",
+    )  # fmt: skip

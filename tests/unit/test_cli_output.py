@@ -1,23 +1,40 @@
 """What commands write."""
 
+import io
 import json
+import subprocess
+import sys
 
 import pytest
 
 from rag_service.cli.output import print_json, print_table
 
 
-def test_columns_are_aligned_and_lines_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_columns_are_aligned_and_lines_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", screen := Terminal())
     long = "x" * 300
     print_table(("id", "file"), [("1", "a.pdf"), (None, "請求書.pdf"), ("22222", long)])
-    assert capsys.readouterr().out.splitlines() == [
+    assert screen.getvalue().splitlines() == [
         "id     file", "1      a.pdf", "       請求書.pdf", f"22222  {long}",
     ]  # fmt: skip
 
 
-def test_wide_letters_count_as_two(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wide_letters_count_as_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
     print_table(("file", "id"), [("請求書", "1"), ("abcdef", "2")], to_stderr=True)
-    assert capsys.readouterr().err.splitlines() == ["file    id", "請求書  1", "abcdef  2"]
+    assert screen.getvalue().splitlines() == ["file    id", "請求書  1", "abcdef  2"]
+
+
+def test_a_pipe_gets_tabs_and_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("id", "file", "error"), [("1", "a\tb.pdf", None), ("22222", "c.pdf", "bad")])
+    assert capsys.readouterr().out.splitlines() == [
+        "id\tfile\terror", "1\ta b.pdf\t", "22222\tc.pdf\tbad",
+    ]  # fmt: skip
 
 
 def test_no_cell_speaks_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,3 +52,17 @@ def test_json_is_one_line_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     [line] = capsys.readouterr().out.splitlines()
     assert json.loads(line) == {"file": "請求書\n", "none": None}
     assert "請求書" in line
+
+
+def test_text_that_nobody_reads_any_more_is_said_and_ends_well() -> None:
+    code = (
+        "import sys; from rag_service.cli.output import write_out\n"
+        "sys.exit(0 if not write_out(['text\\n'] * 100_000) and not sys.stdout.flush() else 9)"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdout is not None
+    program.stdout.close()
+    _, complaint = program.communicate()
+    assert (program.returncode, complaint) == (0, b"")

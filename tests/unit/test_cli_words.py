@@ -65,3 +65,16 @@ def test_documents_are_counted_by_status() -> None:
 )
 def test_durations(seconds: float | None, said: str) -> None:
     assert words.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (PageCounts(), ""),
+        (PageCounts(total=40, done=8, ocr=8), "8/40"),
+        (PageCounts(total=1, done=1, failed=1), "0/1, 1 failed"),
+        (PageCounts(total=4, done=3, ocr=1, no_text=1, failed=1), "2/4, 1 failed"),
+    ],
+)
+def test_failed_pages_are_not_counted_as_read(counts: PageCounts, said: str) -> None:
+    assert words.pages(counts) == said

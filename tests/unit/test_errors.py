@@ -92,3 +92,21 @@ def test_http_codes_and_document_codes_do_not_mix():
     assert http
     assert others
     assert not http & others
+
+
+def test_the_codes_of_outcomes_are_those_of_documents_and_pages():
+    endings = {cls.code for cls in CODED if not issubclass(cls, RequestError)}
+    assert errors.outcome_codes() == endings
+    for code in endings:
+        assert errors.require_outcome_code(code) == code
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [("ocr_unavailabel", "ocr_unavailable"), ("pages-failed", "pages_failed"), ("xyz", "internal"),
+     ("not_found", "There are|Did you mean")],
+)  # fmt: skip
+def test_an_unknown_code_is_refused_with_those_that_may_be_meant(typed, said):
+    with pytest.raises(errors.InvalidOptions, match=said) as caught:
+        errors.require_outcome_code(typed)
+    assert typed in str(caught.value)

@@ -295,3 +295,20 @@ def test_secret_options_are_those_typed_as_secrets():
         if SecretStr in (field.annotation, *get_args(field.annotation))
     }
     assert len(typed) == len(SECRETS) > 0
+
+
+@given(times=st.tuples(*[st.integers(1, 4)] * 3))
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_lease_is_renewed_before_its_owner_stops_before_it_ends(times, monkeypatch):
+    names = ("RENEW_EVERY", "GIVE_UP_AFTER", "SECONDS")
+    for name, value in zip(names, times, strict=True):
+        monkeypatch.setenv(f"RAG_SERVICE_LEASE_{name}", str(value))
+    renew_every, give_up_after, seconds = times
+    if renew_every < give_up_after < seconds:
+        assert load_settings().lease.seconds == seconds
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    wrong = ["lease.renew_every"] if renew_every >= give_up_after else ["lease.seconds"]
+    for key in (*wrong, "lease.give_up_after"):
+        assert key in str(caught.value)

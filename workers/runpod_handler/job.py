@@ -85,7 +85,8 @@ class JobRunner:
         async with OcrClient(self._settings.ocr, connections=1) as client:
             probe = await client.probe()
         if not probe.ok:
-            raise ServerUnhealthy(f"The OCR server is not well: {probe.message}")
+            said = f"The OCR server is not well: {probe.message}"
+            raise ServerUnhealthy(self._server.ended or said)
 
     async def _while_server_lives(self, work: Coroutine[Any, Any, T]) -> T:
         """The work's result; the work is stopped where the server ends first."""
@@ -93,11 +94,12 @@ class JobRunner:
         ended = asyncio.ensure_future(self._server.wait_ended())
         try:
             await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                raise ServerUnhealthy(ended.result())
-            return working.result()
+            if working.done():
+                return working.result()
+            raise ServerUnhealthy(ended.result())
         except OcrOutage as error:
-            raise ServerUnhealthy(f"The OCR server stopped answering: {error.message}") from error
+            said = f"The OCR server stopped answering: {error.message}"
+            raise ServerUnhealthy(self._server.ended or said) from error
         finally:
             for task in (working, ended):
                 task.cancel()

@@ -14,7 +14,7 @@ import sys
 import time
 
 from rag_service.errors import ConfigurationError
-from rag_service.ocr.client import OcrClient, Probe
+from rag_service.ocr.client import OcrClient
 from rag_service.settings import Handler, Settings
 from workers.runpod_handler.faults import ServerUnhealthy
 from workers.runpod_handler.ocr_server import OcrServer
@@ -26,8 +26,7 @@ ENGINE = "sglang"
 # The image's CUDA 12.9 was seen to run on the drivers of CUDA 12.8, not on older ones.
 LEAST_DRIVER = 570
 _TOOL_SECONDS = 180
-# A probe makes SGLang generate once, so one that it answers is not followed by the next at once.
-_AFTER_REFUSAL, _AFTER_ANSWER = 1.0, 10.0
+_BETWEEN_PROBES = 2.0
 _LOOK_AT_GPU = """
 import json, torch
 print(json.dumps({"gpu": torch.cuda.is_available(), "torch": torch.__version__,
@@ -53,27 +52,27 @@ def check_gpu(handler: Handler) -> None:
         log.warning("RUNPOD_HANDLER_SKIP_GPU_CHECK is set: nobody looked for a GPU.")
         return
     driver = driver_version(_output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv"]))
-    if driver[0] < LEAST_DRIVER:
+    if _number(driver)[0] < LEAST_DRIVER:
         raise GpuUnusable(
-            f"The NVIDIA driver {_dotted(driver)} is too old: this image needs {LEAST_DRIVER}."
+            f"The NVIDIA driver {driver} is too old: this image needs {LEAST_DRIVER}."
         )
     seen = json.loads(_output([sys.executable, "-c", _LOOK_AT_GPU]).splitlines()[-1])
     if not seen["gpu"]:
         raise GpuUnusable(
-            f"torch {seen['torch']} (CUDA {seen['cuda']}, driver {_dotted(driver)}) sees no GPU."
+            f"torch {seen['torch']} (CUDA {seen['cuda']}, driver {driver}) sees no GPU."
         )
 
 
-def driver_version(said: str) -> tuple[int, ...]:
+def driver_version(said: str) -> str:
     """The oldest driver in nvidia-smi's answer. Raises GpuUnusable where it names none."""
-    found = re.findall(r"^\s*(\d+(?:\.\d+)+)\s*$", said, re.MULTILINE)
+    found: list[str] = re.findall(r"^\s*(\d+(?:\.\d+)+)\s*$", said, re.MULTILINE)
     if not found:
         raise GpuUnusable(f"nvidia-smi names no driver: {' '.join(said.split())[:200]}")
-    return min(tuple(int(part) for part in version.split(".")) for version in found)
+    return min(found, key=_number)
 
 
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
 
 
 def _output(command: list[str]) -> str:
@@ -99,13 +98,8 @@ async def wait_for_server(settings: Settings, server: OcrServer) -> None:
                 raise ServerUnhealthy(
                     f"The OCR server did not come up in {limit:g} s: {probe.message}"
                 )
-            await asyncio.sleep(_pause(probe, deadline - time.monotonic()))
+            await asyncio.sleep(min(_BETWEEN_PROBES, max(0.0, deadline - time.monotonic())))
     log.info("The OCR server at %s is up.", settings.ocr.base_url)
-
-
-def _pause(probe: Probe, left: float) -> float:
-    answered = "HTTP" in probe.message or probe.misconfigured
-    return max(0.1, min(_AFTER_ANSWER if answered else _AFTER_REFUSAL, left))
 
 
 def warn_of_missing_parts(handler: Handler) -> None:

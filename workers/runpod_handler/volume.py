@@ -74,14 +74,18 @@ class Claim:
     async def beat(self) -> None:
         """Show for ever that the owner is alive."""
         while True:
-            await asyncio.to_thread(self._say, _WORKING)
+            try:
+                await asyncio.to_thread(self._say, _WORKING)
+            except OSError as error:
+                log.warning("The volume does not take a sign of life: %s", error)
             await asyncio.sleep(self._beat_every)
 
     def release(self) -> None:
         """Let the next one have the key at once."""
-        if self._folder is not None:
-            with contextlib.suppress(FileNotFoundError):
-                self._say(_RELEASED)
+        try:
+            self._say(_RELEASED)
+        except OSError as error:
+            log.warning("The key is not released and is free only later: %s", error)
 
     def _say(self, state: bytes) -> None:
         """In place, so that a reader who opens the file sees it on a network file system too."""

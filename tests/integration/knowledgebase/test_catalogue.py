@@ -7,13 +7,14 @@ import psycopg
 import pytest
 from sqlalchemy import event
 
+from rag_service import lifecycle
 from rag_service.errors import EncryptedPdf, OcrUnavailable
 from rag_service.knowledgebase import catalogue, fleet, leases, pages, runs, servers
 from rag_service.knowledgebase.catalogue import Filter
 from rag_service.knowledgebase.documents import hidden_documents
 from rag_service.knowledgebase.engine import get_engine
 from rag_service.knowledgebase.pages import StoredPage
-from rag_service.states import PageState, Priority, RunState, Stage
+from rag_service.states import GOOD, PageState, Priority, RunState, Stage
 from tests import simulation as sim
 from tests.simulation import claim, planned_numbers, ready_run
 
@@ -100,6 +101,43 @@ def test_a_failed_document_shows_what_it_has_as_incomplete():
     [good, bad] = catalogue.list_pages(catalogue.shown_run_id(document_id))
     assert (good.markdown, good.error) == ("some text", None)
     assert (bad.status, bad.error.code) == ("failed", "page_unrenderable")
+
+
+@pytest.mark.parametrize(
+    ("kept", "incomplete"),
+    [
+        ((PageState.FAILED,), False),
+        ((PageState.FAILED, PageState.FAILED), False),
+        *(((good, PageState.FAILED), True) for good in sorted(GOOD)),
+    ],
+)
+def test_incomplete_means_failed_with_at_least_one_good_page(kept, incomplete):
+    view = show(sim.processed_document(*kept))
+    assert (view.status, view.incomplete) == ("failed", incomplete)
+
+
+def test_documents_without_a_current_run_are_not_incomplete():
+    locked = sim.add_document()
+    runs.fail(claim(), EncryptedPdf())
+    assert (show(locked).status, show(locked).incomplete) == ("failed", False)
+    run = ready_run(PageState.NATIVE)
+    lifecycle.cancel(run.document_id)
+    view = show(run.document_id)
+    assert (view.status, view.pages.native, view.incomplete) == ("cancelled", 1, False)
+
+
+def test_a_run_whose_owner_is_silent_waits_for_a_worker_before_its_lease_ends(settings):
+    sim.add_document()
+    run = claim()
+    lease = settings.lease
+    silent = "UPDATE runs SET lease_expires_at = now() + (:left * interval '1 s')"
+    sim.execute(silent, left=lease.seconds - lease.renew_every)
+    assert show(run.document_id).waiting_for is None
+    sim.execute(silent, left=lease.seconds - lease.give_up_after - 1)
+    view = show(run.document_id)
+    assert (view.status, view.waiting_for, view.queue_position) == ("preparing", "worker", None)
+    runs.fail(run, EncryptedPdf())
+    assert show(run.document_id).waiting_for is None
 
 
 def test_pages_come_in_order_a_part_at_a_time():

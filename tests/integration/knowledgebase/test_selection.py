@@ -5,7 +5,12 @@ import pytest
 from rag_service.errors import EncryptedPdf, OcrUnavailable, WorkerCrashed
 from rag_service.knowledgebase import runs
 from rag_service.knowledgebase.engine import begin
-from rag_service.knowledgebase.selection import Selectors, good_pages, select_documents
+from rag_service.knowledgebase.selection import (
+    Selectors,
+    good_pages,
+    select_documents,
+    unknown_ids,
+)
 from rag_service.states import PageState, RunState
 from tests import simulation as sim
 from tests.simulation import claim
@@ -69,11 +74,32 @@ def test_failed_and_error_look_at_the_newest_run():
     assert selected(failed=True) == selected(error="ocr_unavailable") == [redone]
 
 
+def test_ids_and_the_other_selectors_narrow_together():
+    locked = failed_document(EncryptedPdf(), collection="a")
+    outage = failed_document(OcrUnavailable(), collection="b")
+    good = sim.processed_document(PageState.NATIVE)
+    everything = (locked, outage, good)
+    assert selected(ids=everything) == [locked, outage, good]
+    assert selected(ids=everything, failed=True) == [locked, outage]
+    assert selected(ids=everything, error="encrypted_pdf") == [locked]
+    assert selected(ids=everything, failed=True, collection="b") == [outage]
+    assert selected(ids=(good,), failed=True) == []
+
+
+def test_unknown_ids_are_those_of_no_document():
+    known, gone = sim.add_document(), sim.add_document()
+    sim.execute("UPDATE documents SET deleted_at = now() WHERE id = :id", id=gone)
+    with begin() as connection:
+        assert unknown_ids(connection, (known, "nope", gone, "nope")) == sorted(["nope", gone])
+        assert unknown_ids(connection, ()) == []
+
+
 def test_what_killed_workers_is_redone_by_id_only():
     document_id = failed_document(WorkerCrashed())
     for selectors in ({"failed": True}, {"error": "worker_crashed"}, {"collection": "default"}):
         assert selected(**selectors) == []
     assert selected(ids=(document_id,)) == [document_id]
+    assert selected(ids=(document_id,), failed=True) == [document_id]
 
 
 def test_deleted_documents_are_not_meant():

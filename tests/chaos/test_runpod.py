@@ -1,0 +1,118 @@
+"""Jobs on RunPod under fire: answers get lost, polls fail, and every process is killed again."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.fakes import runpod_twists as twists
+from tests.fakes.runpod_service import Call, read_all
+from tests.fakes.runpod_twists import Twist, failed_after, refused
+from tests.processes import Program, kill
+from tests.remote import Remote, open_remote
+
+_DOCUMENTS, _PAGES = 12, (1, 3, 8, 24)
+_KILLS = 12
+_SECONDS = 3.0
+_PATIENCE = 240.0
+# How often a call goes wrong, and how.
+_LOST = [
+    refused(502), failed_after(500), twists.CUT_BEFORE, twists.CUT_AFTER, twists.HALF_AN_ANSWER,
+    twists.HTML_AFTER, twists.TRUNCATED_JSON, twists.NO_ID, refused(429), refused(429),
+]  # fmt: skip
+_UNHEARD = [
+    refused(500), refused(503), twists.CUT_BEFORE, twists.HTML, twists.TRUNCATED_JSON,
+    refused(404), twists.says("IN_QUEUE"), twists.says("IN_PROGRESS"), twists.says("A_NEW_WORD"),
+]  # fmt: skip
+_SHARE = 0.25
+
+
+class Fire:
+    """Twists of every fourth call while it burns."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.burns = True
+
+    def twist(self, call: Call) -> Twist | None:
+        """In the server's thread."""
+        kinds = {"run": _LOST, "status": _UNHEARD}.get(call.name)
+        if not self.burns or kinds is None or self.random.random() > _SHARE:
+            return None
+        return self.random.choice(kinds)
+
+
+@pytest.fixture
+def seed() -> int:
+    """CHAOS_SEED, or a new one; printed, so that a run can be had again."""
+    seed = int(os.environ.get("CHAOS_SEED") or secrets.randbelow(10**6))
+    print(f"\nCHAOS_SEED={seed}")
+    return seed
+
+
+@pytest.fixture
+def remote(stack: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    env = {
+        "RAG_SERVICE_RUNPOD_POLL_WINDOW": "2",
+        # Not this test's matter: it kills far more often than any bad document would.
+        "RAG_SERVICE_LEASE_CRASH_LIMIT": "50",
+        "RAG_SERVICE_LEASE_EXPIRY_LIMIT": "50",
+    }
+    with open_remote(stack, tmp_path_factory.mktemp("fire"), **env) as remote:
+        yield remote
+
+
+def test_no_document_no_page_and_no_post_is_lost_or_doubled(remote: Remote, seed: int) -> None:
+    fire = Fire(seed)
+    remote.runpod.on_call = fire.twist
+    remote.runpod.play(read_all, workers=3, seconds=_SECONDS)
+    remote.start(prepare=1, ocr=3)
+    added = {
+        remote.add(pages): pages for pages in random.Random(seed).choices(_PAGES, k=_DOCUMENTS)
+    }
+    killed = [_kill_one(remote, fire.random) for _ in range(_KILLS)]
+    fire.burns = False
+    for document_id, pages in added.items():
+        _require_whole(remote, document_id, pages)
+    posts = sum(remote.runpod.posts.values())
+    jobs = sum(remote.runpod.accepted.values())
+    print(f"{len(added)} documents, {posts} posts, {jobs} jobs; killed: {', '.join(killed)}")
+
+
+def _kill_one(remote: Remote, dice: random.Random) -> str:
+    """SIGKILL of a fork, of a worker's main process with all it started, or of maintenance."""
+    time.sleep(dice.uniform(0.5, 2.5))
+    kind = dice.choice(["fork", "fork", "ocr", "maintenance"])
+    program = _living(remote, "maintenance" if kind == "maintenance" else "ocr")
+    if kind == "fork":
+        kill(dice.choice(program.forks()))
+        return kind
+    program.kill()
+    start: dict[str, Callable[[], Program]] = {
+        "ocr": lambda: remote.programs.start_worker("ocr", 3),
+        "maintenance": remote.programs.start_maintenance,
+    }
+    new = start[kind]()
+    if kind == "ocr":
+        remote.programs.wait_ready(new)
+    return kind
+
+
+def _living(remote: Remote, name: str) -> Program:
+    return next(p for p in remote.programs.all if p.name == name and p.exit_code is None)
+
+
+def _require_whole(remote: Remote, document_id: str, pages: int) -> None:
+    view = remote.ended(document_id, _PATIENCE)
+    assert (view.status, view.pages.ocr) == ("processed", pages), view
+    found = [page.markdown for page in remote.service.pages(document_id)]
+    assert found == [f"Page {number}." for number in range(1, pages + 1)]
+    remote.require_reasons(document_id)
+    remote.require_one_handler(document_id)
+    reasons = {post.reason for post in remote.rows(document_id)}
+    assert reasons <= {"first", "lost_answer"}, remote.rows(document_id)

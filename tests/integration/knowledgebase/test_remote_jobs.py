@@ -1,0 +1,505 @@
+"""Rows of posts: one live job a page, ids that come late, ends that race, claims of pollers."""
+
+import threading
+import uuid
+
+import pytest
+from sqlalchemy import text
+
+from rag_service import lifecycle
+from rag_service.errors import Cancelled, LeaseLost, RemoteJobFailed
+from rag_service.knowledgebase import catalogue, documents, leases, remote_jobs, runs
+from rag_service.knowledgebase.engine import begin
+from rag_service.knowledgebase.pages import StoredPage
+from rag_service.knowledgebase.remote_jobs import FreePages, NewJob
+from rag_service.runpod.jobs import token_digest
+from rag_service.settings import get_settings
+from rag_service.states import JobOutcome, PageState, PostReason, RunState, Stage
+from rag_service.storage import DocumentStore
+from tests import simulation as sim
+from tests.simulation import at_once
+
+pytestmark = pytest.mark.usefixtures("settings")
+ROUNDS = 15
+BASE, ENDPOINT = "http://runpod/v2", "ep"
+
+
+def held_run(pages=2):
+    """A run whose pages all wait for a post, as an ocr fork holds it."""
+    sim.ready_run(*[PageState.PENDING] * (pages - 1))
+    return sim.claim(Stage.OCR)
+
+
+def new_job(*pages, reason=PostReason.FIRST, token=None, endpoint=ENDPOINT, ttl=3600.0):
+    return NewJob(
+        base_url=BASE,
+        endpoint_id=endpoint,
+        request_key=f"key of {pages}",
+        token_sha256=token_digest(token or uuid.uuid4().hex),
+        pages=pages,
+        reason=reason,
+        ttl=ttl,
+        usd_per_second=0.5,
+    )
+
+
+def open_job(run, *pages, most_live=64, **more):
+    return remote_jobs.open_job(run, new_job(*pages, **more), most_live=most_live)
+
+
+def live_job(run, *pages, **more):
+    """A post that brought its id back; the row as pollers see it."""
+    job_id = open_job(run, *pages, **more)
+    remote_jobs.store_remote_id(job_id, f"remote-{job_id}")
+    return job_row(run, job_id)
+
+
+def job_row(run, job_id):
+    return next(job for job in remote_jobs.jobs_of(run.id) if job.id == job_id)
+
+
+def row(job_id):
+    return sim.one("SELECT * FROM remote_jobs WHERE id = :id", id=job_id)
+
+
+def read_page(number):
+    return StoredPage(number, PageState.OCR, f"text of {number}", {})
+
+
+def again(number):
+    return StoredPage(number, PageState.FAILED, "", {}, retry_in=0.0)
+
+
+def settle(job, *pages, outcome=JobOutcome.COMPLETED, reasons=None, **told):
+    return remote_jobs.settle(job, outcome, pages, reasons or {}, told)
+
+
+def claims(run):
+    query = "SELECT remote_job_id FROM pages WHERE run_id = :id ORDER BY number"
+    return [page.remote_job_id for page in sim.rows(query, id=run.id)]
+
+
+def cancel(run):
+    with begin() as connection:
+        return runs.cancel(connection, run.document_id, Cancelled())
+
+
+# Opening.
+
+
+def test_of_two_posts_for_a_page_at_once_one_is_made():
+    for _ in range(ROUNDS):
+        run = held_run()
+        made = at_once(lambda: open_job(run, 1, 2), lambda: open_job(run, 2))  # noqa: B023
+        opened = [job_id for job_id in made if isinstance(job_id, str)]
+        assert sorted(map(type, made), key=str) == sorted([str, LeaseLost], key=str)
+        assert [job.id for job in remote_jobs.jobs_of(run.id)] == opened
+        assert set(claims(run)) - {None} == set(opened)
+
+
+def test_a_page_that_is_done_is_posted_no_more():
+    run = held_run()
+    sim.read(run, 1)
+    with pytest.raises(LeaseLost):
+        open_job(run, 1, 2)
+    assert claims(run) == [None, None]
+    assert remote_jobs.jobs_of(run.id) == []
+
+
+def test_a_claim_that_is_gone_posts_nothing():
+    run = held_run()
+    leases.release(run)
+    with pytest.raises(LeaseLost):
+        open_job(run, 1)
+    assert remote_jobs.jobs_of(run.id) == []
+
+
+def test_the_limit_of_live_jobs_holds_also_for_runs_that_post_at_once():
+    for number in range(ROUNDS):
+        endpoint = f"ep-{number}"
+        held = [held_run(1) for _ in range(4)]
+        made = at_once(
+            *[lambda run=run: open_job(run, 1, most_live=2, endpoint=endpoint) for run in held]  # noqa: B023
+        )
+        assert sum(job_id is not None for job_id in made) == 2
+        assert not [error for error in made if isinstance(error, Exception)]
+
+
+def test_only_the_endpoints_own_live_jobs_count_to_its_limit():
+    first, second, third = (held_run(1) for _ in range(3))
+    job = live_job(first, 1)
+    assert open_job(second, 1, most_live=1) is None
+    assert open_job(second, 1, most_live=1, endpoint="another") is not None
+    settle(job, read_page(1))
+    assert open_job(third, 1, most_live=1) is not None
+
+
+# The id that a post brings back.
+
+
+def test_a_late_id_is_kept_for_the_runs_new_owner():
+    run = held_run()
+    job_id = open_job(run, 1, 2)
+    sim.expire(run.id)
+    newer = sim.claim(Stage.OCR)
+    assert remote_jobs.note_interrupted(newer) == 1
+    remote_jobs.store_remote_id(job_id, "late")
+    assert (row(job_id).state, row(job_id).remote_id) == ("live", "late")
+    assert not row(job_id).cancel_wanted
+    assert remote_jobs.free_pages(newer) == []
+
+
+def test_a_late_id_of_a_cancelled_run_is_to_be_cancelled():
+    run = held_run()
+    job_id = open_job(run, 1, 2)
+    assert cancel(run)
+    remote_jobs.store_remote_id(job_id, "late")
+    due = remote_jobs.claim_due(10)
+    assert [(job.remote_id, job.cancel_wanted) for job in due] == [("late", True)]
+
+
+def test_an_id_is_stored_once():
+    run = held_run()
+    job_id = open_job(run, 1)
+    remote_jobs.store_remote_id(job_id, "first")
+    remote_jobs.store_remote_id(job_id, "second")
+    assert row(job_id).remote_id == "first"
+
+
+def test_a_repeated_post_whose_id_comes_after_all_is_followed_but_has_no_page():
+    run = held_run()
+    job_id = open_job(run, 1, 2)
+    remote_jobs.note_lost(job_id, "cut")
+    remote_jobs.repeat(run, job_id)
+    newer = live_job(run, 1, 2, reason=PostReason.LOST_ANSWER)
+    remote_jobs.store_remote_id(job_id, "late")
+    assert set(claims(run)) == {newer.id}
+    assert settle(job_row(run, job_id), read_page(1), read_page(2))
+    assert sim.page_row(run.id, 1).state == PageState.PENDING
+    assert settle(newer, read_page(1), read_page(2))
+    assert sim.page_row(run.id, 1).markdown == "text of 1"
+
+
+# Refused, lost, interrupted.
+
+
+def test_a_refused_post_frees_its_pages():
+    run = held_run()
+    job_id = open_job(run, 1, 2)
+    remote_jobs.note_refused(job_id, "429")
+    assert (row(job_id).state, row(job_id).outcome) == ("ended", "refused")
+    assert remote_jobs.free_pages(run) == [FreePages(PostReason.FIRST, (1, 2))]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_post_that_may_exist_is_not_called_refused(answered):
+    """A fork that is stopped after its post went out frees nothing."""
+    run = held_run()
+    job_id = open_job(run, 1, 2)
+    if answered:
+        remote_jobs.store_remote_id(job_id, "there")
+    else:
+        remote_jobs.note_lost(job_id, "cut")
+    remote_jobs.note_refused(job_id, "stopped")
+    assert row(job_id).state == ("live" if answered else "lost")
+    assert claims(run) == [job_id, job_id]
+
+
+def test_only_posts_of_earlier_claims_are_interrupted():
+    run = held_run(3)
+    old = open_job(run, 1)
+    leases.release(run)
+    newer = sim.claim(Stage.OCR)
+    own = open_job(newer, 2)
+    assert remote_jobs.note_interrupted(newer) == 1
+    assert (row(old).state, row(own).state) == ("lost", "submitting")
+    assert row(old).lost_at is not None
+
+
+def test_a_lost_post_is_repeated_as_it_was():
+    """Its request key names its very pages, whatever else is free."""
+    run = held_run(9)
+    lost = open_job(run, 2, 3, 5)
+    other = live_job(run, 6, 7)
+    remote_jobs.note_lost(lost, "cut")
+    settle(other, again(6), again(7), reasons={6: PostReason.SECOND_TRY, 7: PostReason.SECOND_TRY})
+    remote_jobs.repeat(run, lost)
+    assert row(lost).outcome == JobOutcome.REPEATED
+    assert sorted(remote_jobs.free_pages(run), key=lambda free: free.numbers) == [
+        FreePages(PostReason.FIRST, (1, 4, 8, 9)),
+        FreePages(PostReason.LOST_ANSWER, (2, 3, 5)),
+        FreePages(PostReason.SECOND_TRY, (6, 7)),
+    ]
+
+
+def test_two_lost_posts_are_never_made_one():
+    run = held_run(4)
+    for pages in [(1, 2), (3, 4)]:
+        job_id = open_job(run, *pages)
+        remote_jobs.note_lost(job_id, "cut")
+        remote_jobs.repeat(run, job_id)
+    assert [free.numbers for free in remote_jobs.free_pages(run)] == [(1, 2), (3, 4)]
+
+
+def test_who_lost_the_run_repeats_nothing():
+    run = held_run()
+    job_id = open_job(run, 1, 2)
+    remote_jobs.note_lost(job_id, "cut")
+    leases.release(run)
+    with pytest.raises(LeaseLost):
+        remote_jobs.repeat(run, job_id)
+    assert row(job_id).state == "lost"
+
+
+def test_every_reason_of_a_page_is_remembered():
+    run = held_run()
+    settle(live_job(run, 1, 2), again(1), again(2), reasons={1: PostReason.SECOND_TRY})
+    live_job(run, 1, reason=PostReason.SECOND_TRY)
+    assert remote_jobs.reasons_so_far(run.id) == {
+        1: {PostReason.FIRST, PostReason.SECOND_TRY}, 2: {PostReason.FIRST},
+    }  # fmt: skip
+
+
+# Settling.
+
+
+def test_a_job_is_settled_once_by_whoever_comes_first():
+    for _ in range(ROUNDS):
+        run = held_run()
+        job = live_job(run, 1, 2)
+        fork = lambda: settle(job, read_page(1), read_page(2))  # noqa: E731, B023
+        assert sorted(at_once(fork, fork)) == [False, True]
+        assert runs.finish(run) is RunState.PROCESSED
+
+
+def test_a_settled_job_touches_no_page_of_the_next_one():
+    run = held_run(1)
+    first = live_job(run, 1)
+    assert settle(first, again(1), reasons={1: PostReason.SECOND_TRY})
+    second = live_job(run, 1, reason=PostReason.SECOND_TRY)
+    assert not settle(first, read_page(1))
+    assert claims(run) == [second.id]
+    assert sim.page_row(run.id, 1).state == PageState.PENDING
+
+
+def test_pages_that_came_back_are_progress_and_those_to_be_posted_again_are_not():
+    run = held_run(2)
+    blame = "UPDATE runs SET crashes = 2, expiries = 5 WHERE id = :id"
+    sim.execute(blame, id=run.id)
+    settle(live_job(run, 1), again(1), reasons={1: PostReason.SECOND_TRY})
+    assert (sim.run_row(run.id).crashes, sim.run_row(run.id).expiries) == (2, 5)
+    settle(live_job(run, 2), read_page(2))
+    assert (sim.run_row(run.id).crashes, sim.run_row(run.id).expiries) == (0, 0)
+
+
+def test_the_last_job_of_a_remote_run_makes_it_claimable():
+    run = held_run(1)
+    job = live_job(run, 1)
+    remote_jobs.leave_to_maintenance(run)
+    assert sim.run_row(run.id).state == RunState.REMOTE
+    assert sim.try_claim(Stage.OCR) is None
+    settle(job, read_page(1), execution_ms=4000, gauges={"slots": 8}, last_status="COMPLETED")
+    newer = sim.claim(Stage.OCR)
+    assert (newer.id, newer.epoch) == (run.id, run.epoch + 1)
+    assert (row(job.id).execution_ms, row(job.id).gauges) == (4000, {"slots": 8})
+
+
+def test_a_fork_that_leaves_while_the_last_job_ends_leaves_no_run_behind():
+    """Nobody would ever look at a remote run without a live job again."""
+    for _ in range(ROUNDS):
+        run = held_run(1)
+        job = live_job(run, 1)
+        at_once(
+            lambda: remote_jobs.leave_to_maintenance(run),  # noqa: B023
+            lambda: settle(job, read_page(1)),  # noqa: B023
+        )
+        assert sim.run_row(run.id).state == RunState.READY
+        assert runs.finish(sim.claim(Stage.OCR)) is RunState.PROCESSED
+
+
+def test_a_fork_that_waited_for_the_settling_sees_its_outcome():
+    run = held_run(1)
+    job = live_job(run, 1)
+    leaving = threading.Thread(target=remote_jobs.leave_to_maintenance, args=[run])
+    with begin() as connection:
+        connection.execute(text("SELECT 1 FROM runs WHERE id = :id FOR UPDATE"), {"id": run.id})
+        end = "UPDATE remote_jobs SET state = 'ended' WHERE id = :id"
+        connection.execute(text(end), {"id": job.id})
+        leaving.start()
+        sim.wait_until_blocked()
+    leaving.join()
+    assert sim.run_row(run.id).state == RunState.READY
+
+
+def test_what_a_job_brings_after_the_cancel_changes_no_record():
+    run = held_run(1)
+    job = live_job(run, 1)
+    assert cancel(run)
+    failed = StoredPage(1, PageState.FAILED, "", {}, error=RemoteJobFailed())
+    assert settle(job, failed, outcome=JobOutcome.FAILED)
+    record = sim.run_row(run.id)
+    assert (record.state, record.error_code) == ("cancelled", "cancelled")
+
+
+# Polling.
+
+
+def test_pollers_that_come_together_never_get_the_same_job():
+    run = held_run(6)
+    jobs = {live_job(run, number).id for number in range(1, 7)}
+    remote_jobs.leave_to_maintenance(run)
+    for _ in range(ROUNDS):
+        taken = at_once(*[lambda: remote_jobs.claim_due(3)] * 3)
+        ids = [job.id for part in taken for job in part]
+        assert len(ids) == len(set(ids))
+        assert set(ids) == jobs
+        for job_id in ids:
+            remote_jobs.note_poll(job_id, next_in=0)
+
+
+def test_a_poll_that_brought_no_end_comes_again_in_its_time():
+    run = held_run(1)
+    job = live_job(run, 1)
+    assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
+    assert remote_jobs.claim_due(9, run_id=run.id) == []
+    remote_jobs.note_poll(job.id, next_in=60, status="IN_QUEUE", delay_ms=5)
+    assert remote_jobs.claim_due(9, run_id=run.id) == []
+    sim.execute("UPDATE remote_jobs SET next_poll_at = now()")
+    assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
+    assert (row(job.id).polls, row(job.id).last_status) == (1, "IN_QUEUE")
+
+
+def test_a_dead_pollers_claim_ends():
+    run = held_run(1)
+    live_job(run, 1)
+    assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
+    sim.execute("UPDATE remote_jobs SET polled_until = now() - interval '1 s'")
+    assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
+
+
+def test_a_dead_forks_poll_does_not_hold_up_the_runs_next_owner():
+    run = held_run(1)
+    live_job(run, 1)
+    assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
+    sim.expire(run.id)
+    newer = sim.claim(Stage.OCR)
+    remote_jobs.note_interrupted(newer)
+    assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
+
+
+def test_maintenance_leaves_jobs_to_the_fork_that_holds_the_run():
+    run = held_run(2)
+    live_job(run, 1)
+    assert remote_jobs.claim_due(9) == []
+    leases.release(run)
+    assert len(remote_jobs.claim_due(9)) == 1
+
+
+def test_a_job_to_be_cancelled_is_polled_by_maintenance_at_once():
+    run = held_run(1)
+    job = live_job(run, 1)
+    remote_jobs.note_poll(job.id, next_in=3600)
+    cancel(run)
+    assert [job.cancel_wanted for job in remote_jobs.claim_due(9)] == [True]
+
+
+def test_a_poll_that_ends_late_revives_no_job():
+    run = held_run(1)
+    job = live_job(run, 1)
+    settle(job, read_page(1))
+    remote_jobs.note_poll(job.id, next_in=0, status="IN_PROGRESS", adopted_id="another")
+    assert (row(job.id).state, row(job.id).remote_id) == ("ended", job.remote_id)
+
+
+def test_a_run_is_woken_when_its_lost_answer_is_due():
+    run = held_run(1)
+    job_id = open_job(run, 1)
+    remote_jobs.note_lost(job_id, "cut")
+    remote_jobs.leave_to_maintenance(run)
+    assert remote_jobs.wake_for_reposts(60) == 0
+    sim.execute("UPDATE remote_jobs SET lost_at = now() - interval '61 s'")
+    assert remote_jobs.wake_for_reposts(60) == 1
+    assert sim.claim(Stage.OCR).id == run.id
+
+
+# Webhooks.
+
+
+def test_a_webhooks_id_is_a_hint_until_it_is_confirmed():
+    run = held_run(1)
+    job_id = open_job(run, 1, token="secret")
+    remote_jobs.note_lost(job_id, "cut")
+    remote_jobs.note_poll(job_id, next_in=3600)
+    assert remote_jobs.hint(token_digest("secret"), "named")
+    assert (row(job_id).remote_id, row(job_id).hinted_id) == (None, "named")
+    assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
+    remote_jobs.note_poll(job_id, next_in=1, adopted_id="named")
+    assert (row(job_id).remote_id, row(job_id).state) == ("named", "live")
+
+
+def test_the_posts_own_answer_stands_above_a_webhooks_id():
+    run = held_run(1)
+    job = live_job(run, 1)
+    remote_jobs.note_poll(job.id, next_in=1, adopted_id="another")
+    assert row(job.id).remote_id == job.remote_id
+
+
+def test_an_id_that_is_not_confirmed_is_forgotten_but_no_newer_one():
+    run = held_run(1)
+    job_id = open_job(run, 1, token="secret")
+    remote_jobs.hint(token_digest("secret"), "newer")
+    remote_jobs.forget_hint(job_id, "older")
+    assert row(job_id).hinted_id == "newer"
+    remote_jobs.forget_hint(job_id, "newer")
+    assert row(job_id).hinted_id is None
+
+
+def test_a_token_that_no_post_has_is_not_known():
+    run = held_run(1)
+    job = live_job(run, 1, token="secret")
+    before = row(job.id)
+    assert not remote_jobs.hint(token_digest("guess"), "named")
+    assert row(job.id) == before
+    settle(job, read_page(1))
+    ended = row(job.id)
+    assert remote_jobs.hint(token_digest("secret"), "named")
+    assert row(job.id) == ended
+
+
+# Documents.
+
+
+def test_a_deleted_document_stays_until_its_last_job_has_ended(settings):
+    run = held_run(2)
+    jobs = [live_job(run, 1), live_job(run, 2)]
+    lifecycle.delete(run.document_id)
+    store = DocumentStore(get_settings())
+    for job in jobs:
+        assert documents.hidden_documents(10) == []
+        assert lifecycle.remove_hidden(store) == 0
+        settle(job, outcome=JobOutcome.CANCELLED)
+    assert lifecycle.remove_hidden(store) == 1
+    assert sim.rows("SELECT 1 FROM remote_jobs") == []
+
+
+def test_a_document_costs_what_all_its_jobs_ran_at_their_own_price():
+    run = held_run(3)
+    settle(live_job(run, 1), again(1), outcome=JobOutcome.FAILED, execution_ms=1500)
+    settle(live_job(run, 1), read_page(1), execution_ms=2500)
+    remote_jobs.note_poll(live_job(run, 2).id, next_in=9, execution_ms=1000)
+    open_job(run, 3)
+    view = catalogue.get_document(run.document_id, None)
+    assert (view.cost.gpu_seconds, view.cost.usd, view.cost.lower_bound) == (5.0, 2.5, True)
+
+
+def test_an_endpoint_is_alarming_only_for_jobs_that_have_queued_for_long():
+    run = held_run(2)
+    running, queued = live_job(run, 1), live_job(run, 2)
+    remote_jobs.note_poll(running.id, next_in=9, status="IN_PROGRESS")
+    remote_jobs.note_poll(queued.id, next_in=9, status="IN_QUEUE")
+    assert not remote_jobs.queued_for_long((BASE, ENDPOINT), 600)
+    sim.execute("UPDATE remote_jobs SET submitted_at = now() - interval '601 s'")
+    assert remote_jobs.queued_for_long((BASE, ENDPOINT), 600)
+    assert not remote_jobs.queued_for_long((BASE, "another"), 600)
+    settle(queued, read_page(2))
+    assert not remote_jobs.queued_for_long((BASE, ENDPOINT), 600)

@@ -1,0 +1,71 @@
+"""What the commands say of wrong input, against a service in this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rag_service.errors import RagServiceError
+from rag_service.states import RunState
+from tests.conftest import Api
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def cli(api: Api) -> Cli:
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "rag_service.cli.main", *map(str, arguments)],
+            env=os.environ | {"RAG_SERVICE_URL": api.url},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    return run
+
+
+def test_ingest_says_what_it_did_not_send(
+    cli: Cli, make_pdf: Callable[..., bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "two\nlines.pdf").write_bytes(make_pdf("a"))
+    (tmp_path / "notes.txt").write_text("not sent")
+    assert cli("ingest", tmp_path).returncode == 0
+    os.mkfifo(tmp_path / "pipe.pdf")
+    done = cli("ingest", tmp_path)
+    assert done.returncode == 1
+    assert "1 file was passed by" in done.stderr
+    assert "notes.txt" in done.stderr
+    head, *rows = (line.split("\t") for line in done.stdout.splitlines())
+    found = {Path(row[0]).name: dict(zip(head, row, strict=True)) for row in rows}
+    assert set(found) == {"pipe.pdf", "two lines.pdf"}
+    assert found["pipe.pdf"]["error"] == "unreadable: This is not a regular file."
+    assert found["two lines.pdf"]["duplicate"] == "yes"
+
+
+def test_a_mistyped_code_is_wrong_usage_with_the_right_one(cli: Cli) -> None:
+    for command in ("reprocess", "status"):
+        done = cli(command, "--error", "encryptd_pdf")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "Did you mean encrypted_pdf" in done.stderr
+
+
+def test_reprocess_names_unknown_ids_and_narrows_those_it_knows(
+    cli: Cli, api: Api, make_pdf: Callable[..., bytes], work_off: Callable[..., RunState]
+) -> None:
+    good = api.add(make_pdf("a"))
+    work_off("a")
+    bad = api.add(make_pdf("b"))
+    work_off(error=RagServiceError("made up"))
+    unknown = cli("reprocess", good, "nope")
+    assert unknown.returncode == 1
+    assert "nope" in unknown.stderr
+    assert good not in unknown.stderr
+    narrowed = cli("reprocess", good, bad, "--failed", "--all-pages")
+    assert narrowed.stdout.splitlines()[-1] == "1 queued."
+    assert bad in narrowed.stdout
+    assert api.get(good)["status"] == "processed"

@@ -1,0 +1,470 @@
+"""Jobs outlive windows, workers, forks and maintenance: they are found again, never posted blindly.
+
+Also what many documents at once, cancels and deletions mean for jobs.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from rag_service import health, lifecycle
+from rag_service.knowledgebase.engine import begin
+from rag_service.settings import get_settings
+from tests.fakes import runpod_twists as twists
+from tests.fakes.ocr_server import Gate
+from tests.fakes.runpod_service import read_all
+from tests.fakes.runpod_twists import HONEST, Twist, held, refused
+from tests.processes import Program, kill
+from tests.remote import Remote, open_remote
+from tests.simulation import wait_until_blocked
+
+WINDOW = 1.5
+MOST_LIVE = 3
+REPEATED = [("first", "repeated"), ("lost_answer", "completed")]
+
+
+class Desk:
+    """The endpoint's handlers: jobs wait at their desk until they are let go."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.fails = False
+
+    def answer(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.open.wait(60)
+        if self.fails:
+            raise RuntimeError("CUDA out of memory")
+        return read_all(given)
+
+
+@pytest.fixture(scope="module")
+def running(
+    stack: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Remote, Desk]]:
+    env = {
+        "RAG_SERVICE_RUNPOD_POLL_WINDOW": str(WINDOW),
+        "RAG_SERVICE_RUNPOD_MAX_LIVE_JOBS": str(MOST_LIVE),
+        "RAG_SERVICE_RUNPOD_NO_WORKER_ALARM": "1",
+        # Long enough for a late id to come first.
+        "RAG_SERVICE_RUNPOD_REPOST_AFTER": "4",
+    }
+    desk = Desk()
+    with open_remote(stack, tmp_path_factory.mktemp("resume"), **env) as remote:
+        remote.runpod.play(desk.answer, workers=3)
+        remote.ocr_worker = remote.start(ocr=2)  # type: ignore[attr-defined]
+        yield remote, desk
+        desk.open.set()
+
+
+@pytest.fixture
+def remote(running: tuple[Remote, Desk]) -> Iterator[Remote]:
+    remote, desk = running
+    desk.open.set()
+    desk.fails = False
+    yield remote
+    desk.open.set()
+    for name in ("run", "status", "cancel", "health"):
+        remote.runpod.always(name, HONEST)
+
+
+@pytest.fixture
+def desk(running: tuple[Remote, Desk], remote: Remote) -> Desk:
+    return running[1]
+
+
+def ocr_worker(remote: Remote) -> Program:
+    worker: Program = remote.ocr_worker  # type: ignore[attr-defined]
+    return worker
+
+
+def restart(remote: Remote, how: signal.Signals) -> None:
+    """A new ocr worker in the place of the old one."""
+    old = ocr_worker(remote)
+    if how is signal.SIGKILL:
+        old.kill()
+    else:
+        old.signal(how)
+        old.wait()
+    new = remote.programs.start_worker("ocr", 2)
+    remote.programs.wait_ready(new)
+    remote.ocr_worker = new  # type: ignore[attr-defined]
+
+
+def is_remote(remote: Remote, document_id: str) -> bool:
+    run = remote.service.run(document_id)
+    return run.state == "remote" and run.lease_worker is None
+
+
+def outcomes(remote: Remote, document_id: str) -> list[tuple[str, str | None]]:
+    return [(post.reason, post.outcome) for post in remote.rows(document_id)]
+
+
+def require_posted_once(remote: Remote, document_id: str) -> None:
+    assert outcomes(remote, document_id) == [("first", "completed")]
+    assert set(remote.posts(document_id).values()) == {1}
+    remote.require_one_handler(document_id)
+
+
+# Resuming.
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_job_outlives_five_windows_and_three_workers(
+    remote: Remote, desk: Desk, how: signal.Signals
+) -> None:
+    desk.open.clear()
+    document_id = remote.add(3)
+    remote.live(document_id)
+    for _ in range(3):
+        remote.wait(lambda: is_remote(remote, document_id), "the window is over")
+        restart(remote, how)
+    polls = "SELECT sum(polls) AS polls FROM remote_jobs"
+    before = remote.service.rows(polls)[0].polls
+    enough = before + 5 * WINDOW / get_settings().runpod.poll_max
+    remote.wait(lambda: remote.service.rows(polls)[0].polls >= enough, "five windows of polls")
+    assert remote.view(document_id).waiting_for == "remote_job"
+    desk.open.set()
+    assert remote.ended(document_id).pages.ocr == 3
+    require_posted_once(remote, document_id)
+
+
+def test_a_worker_that_is_killed_while_it_follows_its_jobs_costs_no_post(
+    remote: Remote, desk: Desk
+) -> None:
+    desk.open.clear()
+    document_id = remote.add(3)
+    remote.live(document_id)
+    restart(remote, signal.SIGKILL)
+    desk.open.set()
+    assert remote.ended(document_id).pages.ocr == 3
+    require_posted_once(remote, document_id)
+
+
+def test_maintenance_that_is_killed_while_it_polls_loses_no_result(
+    remote: Remote, desk: Desk
+) -> None:
+    desk.open.clear()
+    document_id = remote.add(2)
+    remote.wait(lambda: is_remote(remote, document_id), "the window is over")
+    gate = Gate()
+    remote.runpod.always("status", held(after=gate))
+    desk.open.set()
+    assert gate.arrived.wait(60)
+    old = next(p for p in remote.programs.all if p.name == "maintenance" and p.exit_code is None)
+    old.kill()
+    # Its claim on the poll ends by itself; here that minute is over at once.
+    remote.service.rows("UPDATE remote_jobs SET polled_until = NULL RETURNING id")
+    remote.runpod.always("status", HONEST)
+    gate.open()
+    remote.programs.start_maintenance()
+    assert remote.ended(document_id).pages.ocr == 2
+    require_posted_once(remote, document_id)
+
+
+# SIGKILL at each step around the post.
+
+
+def fork_at_runpod(remote: Remote) -> int:
+    """The fork that has a connection to RunPod open."""
+    port = int(remote.runpod.base_url.rpartition(":")[2].partition("/")[0])
+    return remote.programs.fork_to(port)
+
+
+def kill_during_post(remote: Remote, twist: Twist, gate: Gate) -> str:
+    remote.runpod.next("run", twist)
+    document_id = remote.add(2)
+    assert gate.arrived.wait(60)
+    kill(fork_at_runpod(remote))
+    gate.open()
+    return document_id
+
+
+def test_a_fork_killed_before_its_post_is_accepted(remote: Remote) -> None:
+    gate = Gate()
+    twist = Twist(accepted=False, cut="whole", before=gate)
+    document_id = kill_during_post(remote, twist, gate)
+    assert remote.ended(document_id).status == "processed"
+    assert outcomes(remote, document_id) == REPEATED
+    assert list(remote.accepted(document_id).values()) == [1]
+    remote.require_reasons(document_id)
+
+
+def test_a_fork_killed_between_acceptance_and_answer(remote: Remote) -> None:
+    gate = Gate()
+    document_id = kill_during_post(remote, held(after=gate), gate)
+    assert remote.ended(document_id).status == "processed"
+    assert outcomes(remote, document_id) == REPEATED
+    # One key: a handler with a volume does its work once.
+    assert list(remote.accepted(document_id).values()) == [2]
+    remote.require_reasons(document_id)
+    remote.require_one_handler(document_id)
+
+
+@contextmanager
+def locked_rows(remote: Remote, document_id: str) -> Iterator[None]:
+    """Nobody can write to the document's posts."""
+    query = "SELECT 1 FROM remote_jobs WHERE run_id = :id FOR UPDATE"
+    with begin() as connection:
+        connection.execute(text(query), {"id": remote.run_id(document_id)})
+        yield
+
+
+def test_a_fork_killed_after_the_answer_before_the_id_is_stored(remote: Remote) -> None:
+    gate = Gate()
+    remote.runpod.next("run", held(after=gate))
+    document_id = remote.add(2)
+    assert gate.arrived.wait(60)
+    fork = fork_at_runpod(remote)
+    with locked_rows(remote, document_id):
+        gate.open()
+        wait_until_blocked()
+        kill(fork)
+    assert remote.ended(document_id).status == "processed"
+    assert outcomes(remote, document_id) == REPEATED
+    assert list(remote.accepted(document_id).values()) == [2]
+    remote.require_reasons(document_id)
+
+
+def test_a_fork_killed_after_the_id_is_stored_costs_no_post(remote: Remote, desk: Desk) -> None:
+    desk.open.clear()
+    document_id = remote.add(2)
+    remote.live(document_id)
+    for fork in ocr_worker(remote).forks():
+        kill(fork)
+    desk.open.set()
+    assert remote.ended(document_id).status == "processed"
+    require_posted_once(remote, document_id)
+
+
+def test_an_id_that_comes_after_the_run_has_a_new_owner_is_adopted(
+    remote: Remote, desk: Desk
+) -> None:
+    """The old owner has lost the run while its post was out; what it brings back counts."""
+    desk.open.clear()
+    gate = Gate()
+    remote.runpod.next("run", held(after=gate))
+    document_id = remote.add(2)
+    assert gate.arrived.wait(60)
+    run_id = remote.run_id(document_id)
+    take = (
+        "UPDATE runs SET state = 'ready', lease_worker = NULL, lease_task = NULL,"
+        " lease_expires_at = NULL WHERE id = :id RETURNING epoch"
+    )
+    epoch = remote.service.rows(take, id=run_id)[0].epoch
+    remote.wait(lambda: remote.service.run(document_id).epoch > epoch, "another fork has the run")
+    remote.wait(lambda: remote.rows(document_id)[0].state == "lost", "the post counts as lost")
+    gate.open()
+    remote.live(document_id)
+    desk.open.set()
+    assert remote.ended(document_id).status == "processed"
+    require_posted_once(remote, document_id)
+
+
+# Cancel and delete.
+
+
+def test_a_cancel_reaches_the_job(remote: Remote, desk: Desk) -> None:
+    desk.open.clear()
+    document_id = remote.add(2)
+    (post,) = remote.live(document_id)
+    assert lifecycle.cancel(document_id)
+    assert remote.view(document_id).status == "cancelled"
+    remote.wait(
+        lambda: remote.runpod.job(str(post.remote_id)).status == "CANCELLED", "RunPod is told"
+    )
+    remote.wait(
+        lambda: outcomes(remote, document_id) == [("first", "cancelled")], "it is confirmed"
+    )
+
+
+def test_a_cancel_reaches_a_job_whose_id_comes_late(remote: Remote, desk: Desk) -> None:
+    desk.open.clear()
+    gate = Gate()
+    remote.runpod.next("run", held(after=gate))
+    document_id = remote.add(2)
+    assert gate.arrived.wait(60)
+    lifecycle.cancel(document_id)
+    gate.open()
+    remote.wait(
+        lambda: outcomes(remote, document_id) == [("first", "cancelled")], "it is cancelled"
+    )
+    (post,) = remote.rows(document_id)
+    assert remote.runpod.job(str(post.remote_id)).status == "CANCELLED"
+
+
+def test_a_cancel_while_posts_are_refused_leaves_no_job_behind(remote: Remote) -> None:
+    """It was certainly not accepted: nothing waits for an id that cannot come."""
+    remote.runpod.always("run", refused(429, "slow down", "60"))
+    document_id = remote.add(2)
+    remote.wait(lambda: sum(remote.posts(document_id).values()) == 1, "the post is refused")
+    lifecycle.delete(document_id)
+    gone = "SELECT 1 FROM documents WHERE id = :id"
+    remote.wait(lambda: not remote.service.rows(gone, id=document_id), "its rows are gone")
+    assert remote.service.rows("SELECT 1 FROM remote_jobs WHERE state <> 'ended'") == []
+
+
+def test_deleted_rows_go_when_the_last_job_has_ended(remote: Remote, desk: Desk) -> None:
+    desk.open.clear()
+    document_id = remote.add(8)
+    posts = remote.live(document_id, 2)
+    remote.runpod.next("cancel", twists.CUT_BEFORE, twists.CUT_BEFORE)
+    lifecycle.delete(document_id)
+    gone = "SELECT 1 FROM documents WHERE id = :id"
+    remote.wait(lambda: not remote.service.rows(gone, id=document_id), "its rows are gone")
+    for post in posts:
+        assert remote.runpod.job(str(post.remote_id)).status == "CANCELLED"
+
+
+# Many documents.
+
+
+def test_no_more_jobs_live_than_the_endpoint_may_have(remote: Remote, desk: Desk) -> None:
+    desk.open.clear()
+    document_ids = [remote.add(1) for _ in range(MOST_LIVE + 3)]
+    live = "SELECT count(*) AS live FROM remote_jobs WHERE state <> 'ended'"
+    remote.wait(lambda: remote.service.rows(live)[0].live == MOST_LIVE, "the endpoint is full")
+    ours = {remote.run_id(document_id) for document_id in document_ids}
+
+    def at_runpod() -> int:
+        jobs = [job for job in remote.runpod.jobs if job.key.partition(":")[0] in ours]
+        return sum(not job.final for job in jobs)
+
+    most, calls = 0, remote.runpod.count("status")
+
+    def watched() -> bool:
+        nonlocal most
+        most = max(most, at_runpod())
+        return remote.runpod.count("status") > calls + 20
+
+    remote.wait(watched, "time has passed")
+    desk.open.set()
+    for document_id in document_ids:
+        assert remote.ended(document_id).status == "processed"
+        require_posted_once(remote, document_id)
+    assert most == MOST_LIVE
+
+
+def test_ten_failing_documents_leave_ten_failed_records(remote: Remote, desk: Desk) -> None:
+    desk.fails = True
+    document_ids = [remote.add(1) for _ in range(10)]
+    views = [remote.ended(document_id) for document_id in document_ids]
+    assert [view.status for view in views] == ["failed"] * 10
+    for document_id in document_ids:
+        runs = "SELECT count(*) AS runs FROM runs WHERE document_id = :id"
+        assert remote.service.rows(runs, id=document_id)[0].runs == 1
+        assert outcomes(remote, document_id) == [("first", "failed"), ("second_try", "failed")]
+        assert sum(remote.posts(document_id).values()) == 2
+        remote.require_reasons(document_id)
+
+
+def test_a_long_document_is_shared_out_to_all_workers(remote: Remote) -> None:
+    document_id = remote.add(155)
+    view = remote.ended(document_id, 110)
+    assert (view.status, view.pages.ocr) == ("processed", 155)
+    posts = remote.rows(document_id)
+    assert sorted(page for post in posts for page in post.pages) == list(range(1, 156))
+    assert len(posts) == sum(remote.posts(document_id).values()) >= 6
+    remote.require_one_handler(document_id)
+    start = remote.run_id(document_id)
+    workers = {job.takes[0] for job in remote.runpod.jobs if job.key.startswith(start)}
+    assert len(workers) == 3
+    seconds = sum(post.execution_ms or 0 for post in posts) / 1000
+    assert view.cost.gpu_seconds == pytest.approx(seconds, abs=0.001)
+    price = get_settings().runpod.usd_per_gpu_second
+    assert view.cost.usd == pytest.approx(seconds * price, abs=1e-6)
+
+
+# Outages.
+
+
+def parked(remote: Remote, document_id: str) -> None:
+    waits = lambda: remote.view(document_id).waiting_for == "ocr_server"  # noqa: E731
+    remote.wait(waits, f"{document_id} waits for RunPod")
+
+
+def faults(remote: Remote) -> dict[str, str]:
+    return {fault.name: fault.message for fault in health.fleet_faults(get_settings())}
+
+
+@pytest.mark.parametrize("code", [401, 403, 404, 429])
+def test_an_endpoint_that_takes_no_job_parks_the_document(remote: Remote, code: int) -> None:
+    remote.runpod.always("run", refused(code))
+    remote.runpod.always("health", refused(code))
+    document_id = remote.add(1)
+    parked(remote, document_id)
+    assert ("misconfigured" in faults(remote)["ocr_server"]) == (code != 429)
+    remote.runpod.always("run", HONEST)
+    remote.runpod.always("health", HONEST)
+    assert remote.ended(document_id).status == "processed"
+    assert set(outcomes(remote, document_id)[:-1]) == {("first", "refused")}
+    assert outcomes(remote, document_id)[-1] == ("first", "completed")
+    assert list(remote.accepted(document_id).values()) == [1]
+    assert "ocr_server" not in faults(remote)
+
+
+def test_an_unreachable_runpod_parks_new_documents_and_loses_no_job(
+    remote: Remote, desk: Desk
+) -> None:
+    desk.open.clear()
+    posted = remote.add(1)
+    remote.live(posted)
+    remote.runpod.refuse()
+    try:
+        waiting = remote.add(1)
+        parked(remote, waiting)
+    finally:
+        remote.runpod.listen()
+    desk.open.set()
+    for document_id in (posted, waiting):
+        assert remote.ended(document_id).status == "processed"
+    require_posted_once(remote, posted)
+    assert list(remote.accepted(waiting).values()) == [1]
+
+
+def test_a_second_lost_answer_parks_the_document(remote: Remote) -> None:
+    remote.runpod.always("health", refused(500))
+    remote.runpod.next("run", refused(502), refused(502))
+    document_id = remote.add(1)
+    parked(remote, document_id)
+    remote.runpod.always("health", HONEST)
+    assert remote.ended(document_id).status == "processed"
+    assert outcomes(remote, document_id) == [
+        ("first", "repeated"), ("lost_answer", "repeated"), ("lost_answer", "completed"),
+    ]  # fmt: skip
+    assert len(remote.posts(document_id)) == 1
+    remote.require_reasons(document_id)
+
+
+def test_a_key_refused_while_jobs_run_loses_none(remote: Remote, desk: Desk) -> None:
+    desk.open.clear()
+    document_id = remote.add(1)
+    remote.live(document_id)
+    remote.runpod.next("status", refused(401))
+    remote.wait(lambda: "ocr_server" in faults(remote), "health says so")
+    desk.open.set()
+    # The next poll comes after half a minute; here it is due at once.
+    due = "UPDATE remote_jobs SET next_poll_at = now() WHERE run_id = :id RETURNING id"
+    remote.service.rows(due, id=remote.run_id(document_id))
+    assert remote.ended(document_id).status == "processed"
+    require_posted_once(remote, document_id)
+
+
+def test_jobs_that_queue_without_any_worker_are_an_alarm(remote: Remote, desk: Desk) -> None:
+    no_workers = {"jobs": {"inQueue": 1}, "workers": {"idle": 0, "throttled": 0}}
+    remote.runpod.always("health", Twist(change=lambda _: no_workers))
+    remote.runpod.always("status", twists.says("IN_QUEUE"))
+    document_id = remote.add(1)
+    remote.wait(lambda: "no_gpu_workers" in faults(remote), "the alarm")
+    assert "no worker" in faults(remote)["no_gpu_workers"]
+    remote.runpod.always("health", HONEST)
+    remote.runpod.always("status", HONEST)
+    assert remote.ended(document_id).status == "processed"
+    remote.wait(lambda: "no_gpu_workers" not in faults(remote), "the alarm ends")
