@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, case, func, insert, or_, select, update
 from sqlalchemy.sql import ColumnElement
 
 from rag_service.errors import LeaseLost
@@ -317,9 +317,13 @@ def note_poll(
     deadline_passed: bool = False,
 ) -> None:
     """The poll brought no end: give the claim back until the next."""
+    began = RemoteJob.polled_until - timedelta(seconds=_POLL_CLAIM_SECONDS)
+    planned = func.clock_timestamp() + timedelta(seconds=next_in)
+    # A webhook or a cancel that came during the poll wants another at once.
+    wanted = case((RemoteJob.next_poll_at > began, RemoteJob.next_poll_at), else_=planned)
     values: dict[str, Any] = {
         "polls": RemoteJob.polls + 1,
-        "next_poll_at": func.clock_timestamp() + timedelta(seconds=next_in),
+        "next_poll_at": wanted,
         "polled_until": None,
     }
     told = {"last_status": status, "delay_ms": delay_ms, "execution_ms": execution_ms}

@@ -145,7 +145,7 @@ def test_run_goes_on_past_a_bad_file_and_writes_into_a_folder(files: Path, tmp_p
     assert again["document"]["filename"] == str(same)
     assert f"\n{same}\t" in done.stderr
     assert "no worker" not in done.stderr
-    assert told["document"]["status"] == "processed"
+    assert told["document"]["status"] == "processed", told
     assert [page["status"] for page in told["pages"]] == ["native", "native"]
     assert "Locked part 2" in told["pages"][1]["markdown"]
 

@@ -111,9 +111,7 @@ def test_each_service_becomes_healthy_and_stops_in_time(
     service, env = _service(name), _environment(name, environment)
     log = tmp_path / "log"
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            _rag_service(name), env=env, stdout=output, stderr=output
-        )
+        process = subprocess.Popen(_rag_service(name), env=env, stdout=output, stderr=output)
     try:
         check = [sys.executable, *service["healthcheck"]["test"][2:]]
         deadline = time.monotonic() + 60

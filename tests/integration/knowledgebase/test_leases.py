@@ -336,10 +336,14 @@ WRITES = {
     "store_plan of nothing": lambda run: pages.store_plan(run, []),
     "reuse": pages.reuse,
     "hand_to_ocr": runs.hand_to_ocr,
+    "hand_to_ocr with pages": lambda run: runs.hand_to_ocr(
+        run, [sim.planned(7, PageState.PENDING)]
+    ),
     "take_in_hand": lambda run: pages.take_in_hand(run, 1),
     "store": lambda run: sim.read(run, 1),
     "store for later": lambda run: sim.read(run, 1, retry_in=5),
     "finish": runs.finish,
+    "finish with pages": lambda run: runs.finish(run, [sim.planned(7, PageState.NATIVE)]),
     "fail": lambda run: runs.fail(run, Internal()),
     "require": leases.require,
 }

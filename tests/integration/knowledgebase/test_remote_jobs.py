@@ -444,6 +444,17 @@ def test_the_posts_own_answer_stands_above_a_webhooks_id():
     assert row(job.id).remote_id == job.remote_id
 
 
+def test_a_webhook_that_comes_during_a_poll_is_not_forgotten_by_it():
+    run = held_run(1)
+    job = live_job(run, 1, token="secret")
+    assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
+    remote_jobs.hint(token_digest("secret"), "named")
+    remote_jobs.note_poll(job.id, next_in=3600, status="IN_PROGRESS")
+    assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
+    remote_jobs.note_poll(job.id, next_in=3600, status="IN_PROGRESS")
+    assert remote_jobs.claim_due(9, run_id=run.id) == []
+
+
 def test_an_id_that_is_not_confirmed_is_forgotten_but_no_newer_one():
     run = held_run(1)
     job_id = open_job(run, 1, token="secret")

@@ -79,6 +79,28 @@ def test_failed_pages_fail_the_run_and_are_named_with_their_causes():
     assert "1 x ocr_empty" in row.error_message
 
 
+def test_the_last_planned_pages_are_stored_as_the_run_ends():
+    sim.add_document()
+    run = claim()
+    sim.plan(run, PageState.NATIVE)
+    sim.execute("UPDATE runs SET crashes = 1")
+    last = [sim.planned(2, PageState.NATIVE), sim.planned(3, PageState.FAILED)]
+    assert runs.finish(run, last) is RunState.FAILED
+    row = run_row(run.id)
+    assert "1 of 3 pages could not be read (page 3)" in row.error_message
+    assert row.crashes == 0
+
+
+def test_the_last_planned_pages_are_stored_as_the_run_is_handed_on():
+    sim.add_document()
+    run = claim()
+    sim.plan(run, PageState.NATIVE)
+    sim.execute("UPDATE runs SET crashes = 1")
+    runs.hand_to_ocr(run, [sim.planned(2, PageState.PENDING)])
+    assert run_row(run.id).crashes == 0
+    assert [page.number for page in pages.pending(claim(Stage.OCR))] == [2]
+
+
 def test_a_finish_that_broke_off_is_taken_up_again():
     sim.add_document()
     run = claim()

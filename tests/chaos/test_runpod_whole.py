@@ -1,0 +1,135 @@
+"""The whole way with real parts: HTTP, Celery, RunPod's worker loop, our handler, a CPU engine."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pymupdf
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from tests.fakes.runpod_service import RunPodService
+from tests.fakes.runpod_workers import RunPodWorkers
+from tests.net import free_port
+from tests.processes import Programs
+from tests.service import Service, open_service
+
+PAGES, WORKERS = 155, 3
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "runpod_whole.json"
+WORDS = ("harbour", "lantern", "meadow", "pigment", "quarry", "saddle", "timber", "window")
+
+
+def _page(number: int) -> bytes:
+    """A scanned page that says its own number and some words."""
+    picture = Image.new("L", (620, 877), 255)
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(30)
+    pen.text((60, 90), f"This is page {number} of the scan.", 0, font=font)
+    pen.text((60, 150), f"{WORDS[number % 8]} and {WORDS[number // 8 % 8]}", 0, font=font)
+    out = io.BytesIO()
+    picture.save(out, "JPEG", quality=85)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def long_scan() -> bytes:
+    document = pymupdf.open()
+    for number in range(1, PAGES + 1):
+        page = document.new_page(width=595, height=842)
+        page.insert_image(page.rect, stream=_page(number))
+    return document.tobytes()
+
+
+def _start_cpu_server(programs: Programs) -> str:
+    port = free_port()
+    command = [sys.executable, "-m", "rag_service.cli.main", "cpu-ocr-server"]
+    programs.start("cpu-ocr", command, RAG_SERVICE_CPU_OCR_PORT=str(port))
+    url = f"http://127.0.0.1:{port}"
+    programs.wait_until(lambda: _answers(f"{url}/health"), "the CPU server is ready")
+    return url
+
+
+def _start_api(programs: Programs) -> str:
+    port = free_port()
+    command = [sys.executable, "-m", "rag_service.cli.main", "serve"]
+    programs.start("api", command, RAG_SERVICE_API_PORT=str(port))
+    url = f"http://127.0.0.1:{port}"
+    programs.wait_until(lambda: _answers(f"{url}/health/live"), "the API is ready")
+    return url
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.timeout(900)
+def test_a_long_scan_is_read_by_several_workers(
+    stack: dict[str, str], tmp_path: Path, long_scan: bytes
+) -> None:
+    with RunPodService() as runpod:
+        variables = {
+            "RAG_SERVICE_OCR_TRANSPORT": "runpod",
+            "RUNPOD_API_BASE": runpod.base_url,
+            "RUNPOD_ENDPOINT_ID": runpod.endpoint,
+            "RUNPOD_API_KEY": runpod.key,
+            "RAG_SERVICE_RUNPOD_WORKERS": str(WORKERS),
+            "RAG_SERVICE_OCR_DPI": "75",
+            "GLMOCR_MODEL": "pp-ocrv6-tiny",
+        }
+        with open_service(stack, tmp_path, **variables) as service:
+            _read_it(service, runpod, tmp_path, long_scan)
+
+
+def _read_it(service: Service, runpod: RunPodService, folder: Path, content: bytes) -> None:
+    programs = service.programs
+    volume = folder / "volume"
+    volume.mkdir()
+    ocr_url = _start_cpu_server(programs)
+    workers = RunPodWorkers(runpod, programs, ocr_url=ocr_url, volume=volume)
+    workers.start(WORKERS)
+    workers.wait_ready()
+    programs.wait_ready(programs.start_worker("prepare", 1), programs.start_worker("ocr", 2))
+    programs.start_maintenance()
+    api = _start_api(programs)
+
+    sent = httpx.post(f"{api}/documents", files={"file": ("long.pdf", content)}, timeout=60)
+    assert sent.status_code == 202, sent.text
+    document_id = sent.json()["id"]
+    service.wait_for(document_id, seconds=800)
+
+    document = httpx.get(f"{api}/documents/{document_id}").json()
+    assert document["status"] == "processed", document
+    markdown = httpx.get(f"{api}/documents/{document_id}/markdown").text
+    said = [n for n in range(1, PAGES + 1) if f"page {n} of" in markdown]
+    assert len(said) >= 0.97 * PAGES, sorted(set(range(1, PAGES + 1)) - set(said))
+    _judge_posts(service, runpod, document)
+
+
+def _judge_posts(service: Service, runpod: RunPodService, document: dict) -> None:
+    rows = service.rows("SELECT reason, outcome, pages, execution_ms FROM remote_jobs")
+    assert Counter(row.reason for row in rows) == {"first": len(rows)}
+    assert sorted(page for row in rows for page in row.pages) == list(range(1, PAGES + 1))
+    assert sum(runpod.posts.values()) == len(rows)
+    used = {worker for job in runpod.jobs for worker in job.takes}
+    assert len(used) == WORKERS
+    RESULTS.write_text(
+        json.dumps(
+            {
+                "pages": PAGES,
+                "jobs": len(rows),
+                "posts": sum(runpod.posts.values()),
+                "workers": len(used),
+                "run_seconds": document["run_seconds"],
+                "cost": document["cost"],
+            },
+            indent=2,
+        )
+        + "\n"
+    )
