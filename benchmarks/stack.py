@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from rag_service.cli.plan import Plan, embedded_ocr_environment
 from rag_service.cli.single import await_postgres
 from rag_service.embedded import EmbeddedStack, Program, ProgramStatus
@@ -28,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 _DRAIN_SECONDS = 5.0
 _POSTGRES_SECONDS = 60.0
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.5
 # Where other servers, or a key that our own requests do not carry, would come from.
 _NOT_OURS = ("DATABASE_URL", "REDIS_URL", "GLMOCR_BASE_URL", "RAG_SERVICE_API_KEY")
 
@@ -51,6 +53,19 @@ class Stack:
     def programs(self) -> list[ProgramStatus]:
         """Every program, the servers included, with its restarts."""
         return self._servers.supervisor.status()
+
+    @contextmanager
+    def held_back(self, name: str) -> Iterator[None]:
+        """Stop a program and all it started for the length of the block, so that work piles up."""
+        main = next(psutil.Process(p.pid) for p in self.programs() if p.name == name and p.pid)
+        family = [main, *main.children(recursive=True)]
+        for process in family:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in family:
+                process.resume()
 
     def options(self, *, ocr: str = "auto", priority: str = "bulk") -> IntakeOptions:
         return check_options(self.settings, ocr=ocr, priority=priority)
