@@ -22,7 +22,7 @@ up: $(VENV)/runtime ## Start the whole service and stay: API, workers, Flower, s
 	$(BIN)/rag-service up
 
 test: $(VENV)/dev ## Unit, integration and acceptance tests
-	$(BIN)/pytest tests/unit tests/integration tests/acceptance
+	$(BIN)/pytest -n 4 --dist loadfile tests/unit tests/integration tests/acceptance
 
 check: $(VENV)/dev ## Style, types and the arrows between modules
 	$(BIN)/ruff check .

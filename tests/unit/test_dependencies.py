@@ -12,15 +12,22 @@ from packaging.utils import canonicalize_name
 
 IMPORT_EVERYTHING = """
 import json, pkgutil, sys
+from importlib.abc import MetaPathFinder
 
-before = set(sys.modules)
+class Absent(MetaPathFinder):
+    names = set(json.load(sys.stdin))
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"{name} is not declared", name=name)
+
+sys.meta_path.insert(0, Absent())
 import kombu.transport.redis, uvicorn.loops.auto, sqlalchemy.dialects.postgresql.psycopg
 import rag_service, workers
 for package in (rag_service, workers):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.startswith(("rag_service.pdf.child", "workers.runpod_handler")):
+        if not module.name.startswith(("rag_service.pdf.child", "workers.runpod_handler.")):
             __import__(module.name)
-json.dump(sorted({name.partition(".")[0] for name in set(sys.modules) - before}), sys.stdout)
 """
 
 
@@ -41,20 +48,21 @@ def _declared(name: str, extras: frozenset[str] = frozenset()) -> set[tuple[str,
     return found
 
 
-def test_every_imported_package_is_declared() -> None:
+def test_all_modules_import_where_only_declared_packages_are_installed() -> None:
+    """Not declared are packages that development or another extra brought along."""
+    declared = {name for name, _ in _declared("rag_service")}
+    absent = [
+        module
+        for module, owners in packages_distributions().items()
+        if not {canonicalize_name(owner) for owner in owners} & declared
+    ]
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_EVERYTHING],
+        input=json.dumps(absent),
         env={"REDIS_URL": "redis://127.0.0.1:1", "DATABASE_URL": "postgresql://127.0.0.1/none"},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    declared = {name for name, _ in _declared("rag_service")}
-    owners = packages_distributions()
-    missing = {
-        module: owners[module]
-        for module in json.loads(done.stdout)
-        if module in owners
-        and not {canonicalize_name(owner) for owner in owners[module]} & declared
-    }
-    assert missing == {}
+    assert "pytest" in absent
+    assert done.returncode == 0, done.stderr
