@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tests.fakes.runpod_service import RunPodService
 from tests.fakes.runpod_workers import RunPodWorkers
-from tests.net import free_port
-from tests.processes import Programs
 from tests.service import Service, open_service
+from tests.serving import start_api, start_cpu_server
 
 PAGES, WORKERS = 155, 3
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "runpod_whole.json"
@@ -44,31 +42,6 @@ def long_scan() -> bytes:
     return document.tobytes()
 
 
-def _start_cpu_server(programs: Programs) -> str:
-    port = free_port()
-    command = [sys.executable, "-m", "rag_service.cli.main", "cpu-ocr-server"]
-    programs.start("cpu-ocr", command, RAG_SERVICE_CPU_OCR_PORT=str(port))
-    url = f"http://127.0.0.1:{port}"
-    programs.wait_until(lambda: _answers(f"{url}/health"), "the CPU server is ready")
-    return url
-
-
-def _start_api(programs: Programs) -> str:
-    port = free_port()
-    command = [sys.executable, "-m", "rag_service.cli.main", "serve"]
-    programs.start("api", command, RAG_SERVICE_API_PORT=str(port))
-    url = f"http://127.0.0.1:{port}"
-    programs.wait_until(lambda: _answers(f"{url}/health/live"), "the API is ready")
-    return url
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 @pytest.mark.timeout(900)
 def test_a_long_scan_is_read_by_several_workers(
     stack: dict[str, str], tmp_path: Path, long_scan: bytes
@@ -91,13 +64,13 @@ def _read_it(service: Service, runpod: RunPodService, folder: Path, content: byt
     programs = service.programs
     volume = folder / "volume"
     volume.mkdir()
-    ocr_url = _start_cpu_server(programs)
+    ocr_url = start_cpu_server(programs)
     workers = RunPodWorkers(runpod, programs, ocr_url=ocr_url, volume=volume)
     workers.start(WORKERS)
     workers.wait_ready()
     programs.wait_ready(programs.start_worker("prepare", 1), programs.start_worker("ocr", 2))
     programs.start_maintenance()
-    api = _start_api(programs)
+    api = start_api(programs)
 
     sent = httpx.post(f"{api}/documents", files={"file": ("long.pdf", content)}, timeout=60)
     assert sent.status_code == 202, sent.text
