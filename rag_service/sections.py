@@ -1,0 +1,319 @@
+"""The parts of the settings: each option's type and meaning. Put together in settings.py."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    model_validator,
+)
+
+
+def _expand(value: Any) -> Any:
+    return Path(value).expanduser() if isinstance(value, str) else value
+
+
+Folder = Annotated[Path, BeforeValidator(_expand)]
+Seconds = Annotated[float, Field(gt=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _known_as(name: str) -> dict[str, Any]:
+    return {"env": name}
+
+
+def _server(url: str) -> str:
+    """One spelling for one server, since what is known of it is kept under its URL."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("must begin with http:// or https://")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _require_rising(prefix: str, **values: float) -> None:
+    """ValueError, naming the keys, where one of the values is not below the next."""
+    for (low, small), (high, large) in pairwise(values.items()):
+        if small >= large:
+            raise ValueError(
+                f"{prefix}.{low} ({small:g}) must be below {prefix}.{high} ({large:g})"
+            )
+
+
+class Section(BaseModel):
+    """A part of the tree; unknown keys stop the start-up."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Database(Section):
+    url: SecretStr | None = Field(
+        description="PostgreSQL URL; unset: `run` and `up` start their own.",
+        json_schema_extra=_known_as("DATABASE_URL"),
+    )
+    pool_size: Count = Field(description="Connections a process keeps.")
+    connect_timeout: Seconds = Field(description="Seconds to wait for a connection.")
+
+
+class Redis(Section):
+    url: SecretStr | None = Field(
+        description="Redis or Valkey URL; unset: `run` and `up` start their own.",
+        json_schema_extra=_known_as("REDIS_URL"),
+    )
+    visibility_timeout: Seconds = Field(
+        description="Seconds after which an unacknowledged doorbell is delivered again."
+    )
+
+
+class Storage(Section):
+    url: str | None = Field(
+        description="Where document bytes live: s3://bucket/prefix or file:///folder; "
+        "unset: a folder in data_dir."
+    )
+
+
+class Api(Section):
+    url: str = Field(
+        description="Where the commands find the service.",
+        json_schema_extra=_known_as("RAG_SERVICE_URL"),
+    )
+    host: str = Field(description="Address to listen on; beyond loopback only with a key.")
+    port: Port = Field(description="Port to listen on.")
+    key: SecretStr | None = Field(
+        description="The key that every request must carry as a bearer token.",
+        json_schema_extra=_known_as("RAG_SERVICE_API_KEY"),
+    )
+
+    public_url: str | None = Field(
+        description="Where RunPod reaches the API for its webhook; unset: none is asked for."
+    )
+
+
+class FlowerSettings(Section):
+    host: str = Field(description="Address of Flower; beyond loopback only with credentials.")
+    port: Port = Field(description="Port of Flower.")
+    basic_auth: SecretStr | None = Field(description="user:password for Flower.")
+
+
+class Limits(Section):
+    max_bytes: Count = Field(description="Largest file accepted.")
+    max_pages: Count = Field(description="Most pages a document may have.")
+    max_backlog: Count = Field(description="Documents that may wait before new ones get 503.")
+
+
+class ParserSettings(Section):
+    default: str = Field(description="The parser used when a request names none.")
+
+
+class Pdf(Section):
+    page_time_limit: Seconds = Field(description="Seconds for one page's render or extraction.")
+    open_time_limit: Seconds = Field(description="Seconds for opening a document.")
+    max_pixels: Count = Field(description="Most pixels of a rendered page; the DPI is lowered.")
+    jpeg_quality: Annotated[int, Field(ge=30, le=100)] = Field(
+        description="JPEG quality of pages sent to the OCR server."
+    )
+    trust_hidden_text: bool = Field(
+        description="Keep invisible text over a scan instead of reading the picture."
+    )
+    child_max_documents: Count = Field(description="Documents before a render child is replaced.")
+    child_max_mib: Count = Field(description="Memory at which a render child is replaced.")
+    downsample_oversized: bool = Field(
+        description="Shrink the pictures of a scan that is too large to send.",
+        json_schema_extra=_known_as("GLMOCR_DOWNSAMPLE_OVERSIZED"),
+    )
+    shrink_time_limit: Seconds = Field(description="Seconds for shrinking one document.")
+
+
+class Ocr(Section):
+    base_url: Annotated[str, AfterValidator(_server)] | None = Field(
+        description="OpenAI-compatible OCR server (SGLang, vLLM, …), with or without /v1; "
+        "unset: `run` and `up` start the CPU server.",
+        json_schema_extra=_known_as("GLMOCR_BASE_URL"),
+    )
+    api_key: SecretStr | None = Field(
+        description="Bearer token for the OCR server.",
+        json_schema_extra=_known_as("GLMOCR_API_KEY"),
+    )
+    model: str = Field(
+        description="Model name in requests.", json_schema_extra=_known_as("GLMOCR_MODEL")
+    )
+    worker_concurrency: Count = Field(
+        description="Documents in flight: forks of the ocr worker.",
+        json_schema_extra=_known_as("OCR_WORKER_CONCURRENCY"),
+    )
+    pages_in_flight: Count | Literal["auto"] = Field(
+        description="Pages in flight a document: a number or `auto`.",
+        json_schema_extra=_known_as("GLMOCR_PIPELINE_MAX_WORKERS"),
+    )
+    auto_pages_in_flight: Count = Field(description="What `auto` means for pages_in_flight.")
+    max_tokens: Count = Field(
+        description="Ceiling of generated tokens a page.",
+        json_schema_extra=_known_as("OCR_MAX_TOKENS"),
+    )
+    dpi: Annotated[int, Field(ge=50, le=600)] = Field(description="Resolution pages are read at.")
+    connect_timeout: Seconds = Field(description="Seconds to connect to the OCR server.")
+    write_timeout: Seconds = Field(description="Seconds to send a page.")
+    read_timeout: Seconds = Field(
+        description="Seconds to wait for an answer; longer than the longest generation."
+    )
+    pool_timeout: Seconds = Field(description="Seconds to wait for a free connection.")
+    probe_interval: Seconds = Field(description="Seconds between probes of a server in outage.")
+    outage_limit: Seconds = Field(
+        description="Seconds without an answered page until waiting documents fail."
+    )
+    transport: Literal["direct", "runpod"] = Field(
+        description="direct: to ocr.base_url; runpod: jobs of pages to a serverless endpoint."
+    )
+    layout: Literal["page", "auto"] = Field(
+        description="How the RunPod handler reads: whole pages, or as it sees fit."
+    )
+
+
+class RunPod(Section):
+    api_base: str = Field(
+        description="Base of RunPod's serverless API.",
+        json_schema_extra=_known_as("RUNPOD_API_BASE"),
+    )
+    endpoint_id: str | None = Field(
+        description="The endpoint that runs our handler.",
+        json_schema_extra=_known_as("RUNPOD_ENDPOINT_ID"),
+    )
+    api_key: SecretStr | None = Field(
+        description="RunPod's API key.", json_schema_extra=_known_as("RUNPOD_API_KEY")
+    )
+    connect_timeout: Seconds = Field(description="Seconds to connect to RunPod.")
+    request_timeout: Seconds = Field(description="Seconds of silence until a request is given up.")
+    max_body_bytes: Count = Field(description="Largest JSON body of a job; RunPod takes 10 MB.")
+    max_pages_per_job: Count = Field(description="Most pages of a job.")
+    workers: Count = Field(
+        description="The endpoint's most workers: a document is split to use them all."
+    )
+    max_live_jobs: Count = Field(description="Live jobs of the endpoint before none is posted.")
+    poll_window: Seconds = Field(
+        description="Seconds a fork follows its jobs before it goes to another document."
+    )
+    poll_min: Seconds = Field(description="Least seconds between polls of a job.")
+    poll_max: Seconds = Field(description="Most seconds between polls of a job.")
+    execution_base: Seconds = Field(description="executionTimeout of a job: this …")
+    execution_per_page: Seconds = Field(description="… and this for each page, in seconds.")
+    ttl: Seconds = Field(description="Seconds from the post until RunPod drops a job.")
+    deadline_margin: Seconds = Field(
+        description="Seconds before a job's ttl at which it is cancelled."
+    )
+    visible_after: Seconds = Field(
+        description="Age in seconds under which a job that RunPod does not know may yet appear."
+    )
+    repost_after: Seconds = Field(
+        description="Seconds after a lost answer until the one repost, where the handler has "
+        "a volume."
+    )
+    handler_volume: bool = Field(
+        description="Whether the endpoint has a network volume, on which a request's work is "
+        "done once."
+    )
+    no_worker_alarm: Seconds = Field(
+        description="Seconds a job may queue with no worker until health is degraded."
+    )
+    usd_per_gpu_second: Annotated[float, Field(ge=0)] = Field(
+        description="Price of the endpoint's GPU, for the cost's lower bound."
+    )
+
+
+class Handler(Section):
+    engine: str = Field(
+        description="What the RunPod handler's image reads pages with.",
+        json_schema_extra=_known_as("GLMOCR_ENGINE"),
+    )
+    volume: Folder = Field(
+        description="Folder on the endpoint's network volume for work done once; unused where "
+        "the folder above it is missing.",
+        json_schema_extra=_known_as("RUNPOD_HANDLER_VOLUME"),
+    )
+    skip_gpu_check: bool = Field(
+        description="Start without looking for a GPU, for tests.",
+        json_schema_extra=_known_as("RUNPOD_HANDLER_SKIP_GPU_CHECK"),
+    )
+    start_timeout: Seconds = Field(description="Seconds for the OCR server to come up.")
+    heartbeat: Seconds = Field(description="Seconds between signs of life on the volume.")
+    stale_after: Seconds = Field(
+        description="Seconds without a sign of life until another worker takes a key's work over."
+    )
+    progress_every: Seconds = Field(description="Seconds between progress updates of a job.")
+    max_output_bytes: Count = Field(description="Largest answer of a job; RunPod takes 10 MB.")
+    max_document_bytes: Count = Field(description="Largest document of a job, fetched or unzipped.")
+    download_timeout: Seconds = Field(description="Seconds for fetching a document by its URL.")
+
+
+class CpuOcr(Section):
+    host: str = Field(description="Address of the CPU OCR server.")
+    port: Port = Field(description="Port of the CPU OCR server.")
+    engine: Literal["tiny", "small"] = Field(
+        description="tiny: fast; small: better on receipts, four times slower."
+    )
+    threads: Annotated[int, Field(ge=0)] = Field(description="Engine threads; 0: one a core.")
+    max_pixels: Count = Field(description="Most pixels of a picture the CPU OCR server reads.")
+    max_body_bytes: Count = Field(description="Largest request the CPU OCR server accepts.")
+
+
+class Prepare(Section):
+    worker_concurrency: Count = Field(
+        description="Forks of the prepare worker; one of them is kept for interactive documents."
+    )
+
+
+class Retry(Section):
+    waits: list[Annotated[float, Field(ge=0)]] = Field(
+        description="Seconds between the requests of one page."
+    )
+    jitter: Annotated[float, Field(ge=0, lt=1)] = Field(description="Share of ± on each wait.")
+    later_wait: Seconds = Field(description="Seconds until a page's one later try.")
+
+
+class Lease(Section):
+    seconds: Seconds = Field(description="How long a worker's claim on a run lasts.")
+    renew_every: Seconds = Field(description="Seconds between renewals.")
+    give_up_after: Seconds = Field(description="Seconds without renewal until the owner stops.")
+    crash_limit: Count = Field(description="Lost children without progress until worker_crashed.")
+    expiry_limit: Count = Field(description="Expired leases without progress until then.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Lease:
+        """An owner must stop before another may claim its run, and have had time to renew."""
+        _require_rising(
+            "lease",
+            renew_every=self.renew_every, give_up_after=self.give_up_after, seconds=self.seconds,
+        )  # fmt: skip
+        return self
+
+
+class Worker(Section):
+    soft_shutdown: Seconds = Field(description="Seconds a stopping worker has to store its pages.")
+    deaf_after: Seconds = Field(
+        description="Seconds without a doorbell, while runs wait for free forks, until a restart."
+    )
+
+
+class DocumentTimeoutSettings(Section):
+    base: Seconds = Field(description="Seconds of work every document may take.")
+    per_page: Seconds = Field(description="Seconds more for each page.")
+
+
+class Maintenance(Section):
+    interval: Seconds = Field(description="Seconds between rounds.")
+    lease: Seconds = Field(description="Seconds the holder's lease lasts.")
+
+
+class Embedded(Section):
+    worker_concurrency: Count = Field(
+        description="ocr.worker_concurrency where the OCR server is the embedded one."
+    )
+    pages_in_flight: Count = Field(
+        description="ocr.pages_in_flight where the OCR server is the embedded one."
+    )
