@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,3 +45,13 @@ def read_manifest(folder: Path) -> list[CorpusFile]:
             )
             for row in csv.DictReader(lines, delimiter="\t")
         ]
+
+
+def run_on_corpus(description: str, compare: Callable[[Path], None]) -> None:
+    """A benchmark's command line: compare on the folder that the caller names, or the usual one."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("corpus", nargs="?", type=Path, default=default_folder())
+    try:
+        compare(parser.parse_args().corpus)
+    except FileNotFoundError as error:
+        sys.exit(f"{error}: name the corpus folder or set RAG_CORPUS.")

@@ -13,7 +13,6 @@ writes benchmarks/results/native.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -21,7 +20,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -31,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.corpus import CorpusFile, default_folder, read_manifest
+from benchmarks.corpus import CorpusFile, read_manifest, run_on_corpus
 from benchmarks.stack import RESULTS, Stack, running_stack
 from rag_service.knowledgebase.views import PageView
 from rag_service.states import RunState, Stage
@@ -261,15 +259,5 @@ def compare(corpus: Path) -> None:
     (RESULTS / "native.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("corpus", nargs="?", type=Path, default=default_folder())
-    corpus = parser.parse_args().corpus
-    try:
-        compare(corpus)
-    except FileNotFoundError as error:
-        sys.exit(f"{error}: name the corpus folder or set RAG_CORPUS.")
-
-
 if __name__ == "__main__":
-    main()
+    run_on_corpus(__doc__ or "", compare)

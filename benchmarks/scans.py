@@ -11,13 +11,11 @@ table and writes benchmarks/results/scans.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -27,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.corpus import default_folder
+from benchmarks.corpus import run_on_corpus
 from benchmarks.cpu_engines import truths, words
 from benchmarks.stack import RESULTS, Stack, running_stack
 from rag_service.states import RunState
@@ -164,15 +162,5 @@ def compare(corpus: Path) -> None:
     (RESULTS / "scans.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("corpus", nargs="?", type=Path, default=default_folder())
-    corpus = parser.parse_args().corpus
-    try:
-        compare(corpus)
-    except FileNotFoundError as error:
-        sys.exit(f"{error}: name the corpus folder or set RAG_CORPUS.")
-
-
 if __name__ == "__main__":
-    main()
+    run_on_corpus(__doc__ or "", compare)

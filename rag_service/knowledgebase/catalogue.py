@@ -363,10 +363,3 @@ def get_source(document_id: str) -> Source | None:
     with Session(get_engine()) as session:
         row = session.execute(query).one_or_none()
     return Source(*row) if row else None
-
-
-def state_counts() -> dict[str, int]:
-    """Runs by state, for metrics."""
-    query = select(Run.state, func.count()).group_by(Run.state)
-    with Session(get_engine()) as session:
-        return {state: count for state, count in session.execute(query)}

@@ -171,13 +171,3 @@ def others_need(connection: Connection, document_id: str, sha256: str, source_ke
         Document.sha256 == sha256, Document.source_key == source_key, Document.id != document_id
     )
     return connection.scalar(query.limit(1)) is not None
-
-
-def resolve_ids(connection: Connection, prefix: str, limit: int = 2) -> list[str]:
-    """Undeleted documents whose id begins with these characters."""
-    query = (
-        select(Document.id)
-        .where(Document.deleted_at.is_(None), Document.id.startswith(prefix, autoescape=True))
-        .limit(limit)
-    )
-    return list(connection.scalars(query))

@@ -215,12 +215,6 @@ def test_documents_of_the_same_moment_are_paged_without_loss():
     assert len(seen) == 5
 
 
-def test_states_are_counted():
-    sim.processed_document(PageState.NATIVE)
-    sim.add_document()
-    assert catalogue.state_counts() == {"processed": 1, "queued": 1}
-
-
 WAITING, ENDED, PAGES = 10_000, 3_000, 10
 
 

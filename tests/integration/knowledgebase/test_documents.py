@@ -130,14 +130,3 @@ def test_no_transaction_is_open_while_bytes_travel():
     with documents.content_lock(SHA):
         idle = "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'"
         assert sim.rows(idle) == []
-
-
-def test_ids_are_found_by_their_beginning_taken_literally():
-    document_id = sim.add_document()
-    with begin() as connection:
-        assert documents.resolve_ids(connection, document_id[:8]) == [document_id]
-        assert documents.resolve_ids(connection, "%") == []
-        assert documents.resolve_ids(connection, "_" * 32) == []
-    hide(document_id)
-    with begin() as connection:
-        assert documents.resolve_ids(connection, document_id[:8]) == []
