@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -103,10 +103,11 @@ class Stack:
 
 
 @contextmanager
-def running_stack(*, durable: bool) -> Iterator[Stack]:
+def running_stack(*, durable: bool, ocr: Mapping[str, str] | None = None) -> Iterator[Stack]:
     """PostgreSQL and Valkey, migrated; the caller starts the programs that it needs.
 
     `durable`: writes are flushed as `up` flushes them, else as the throw-away `run` does.
+    `ocr`: the variables of an OCR server in place of the embedded one's.
     """
     before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="rag-bench-") as name:
@@ -114,7 +115,7 @@ def running_stack(*, durable: bool) -> Iterator[Stack]:
         # PostgreSQL does not run as root and must pass through to its data.
         folder.chmod(0o711)
         try:
-            _set_environment(folder)
+            _set_environment(folder, ocr)
             with EmbeddedStack(get_settings(), folder, durable=durable) as servers:
                 os.environ.update(servers.start_servers())
                 get_settings.cache_clear()
@@ -127,7 +128,7 @@ def running_stack(*, durable: bool) -> Iterator[Stack]:
             get_settings.cache_clear()
 
 
-def _set_environment(folder: Path) -> None:
+def _set_environment(folder: Path, ocr: Mapping[str, str] | None) -> None:
     for name in _NOT_OURS:
         os.environ.pop(name, None)
         os.environ.pop(name + "_FILE", None)
@@ -135,5 +136,7 @@ def _set_environment(folder: Path) -> None:
     os.environ["RAG_SERVICE_STORAGE_URL"] = (folder / "documents").as_uri()
     os.environ["RAG_SERVICE_API_PORT"] = str(free_port())
     get_settings.cache_clear()
-    os.environ.update(embedded_ocr_environment(get_settings(), "127.0.0.1", free_port()))
+    if ocr is None:
+        ocr = embedded_ocr_environment(get_settings(), "127.0.0.1", free_port())
+    os.environ.update(ocr)
     get_settings.cache_clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -23,7 +22,8 @@ from rag_service.errors import (
     StorageUnavailable,
     Unauthorized,
 )
-from rag_service.knowledgebase.views import DocumentView, PageView, Redo
+from rag_service.hosts import is_loopback
+from rag_service.knowledgebase.views import DocumentView, JobView, PageView, Redo, WholePageView
 from rag_service.settings import Settings
 from rag_service.states import RunState
 
@@ -61,6 +61,10 @@ class _Redone(BaseModel):
     documents: list[Redo]
 
 
+class _Jobs(BaseModel):
+    jobs: list[JobView]
+
+
 class _Pages(BaseModel):
     pages: list[PageView]
     next_after: int | None
@@ -83,7 +87,7 @@ class Client:
             headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else {},
             timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
             # A proxy of the environment is not for our own machine.
-            trust_env=not _is_loopback(self._url),
+            trust_env=not is_loopback(urlsplit(self._url).hostname or ""),
         )
 
     def __enter__(self) -> Client:
@@ -170,9 +174,13 @@ class Client:
                 return
             after = batch.next_after
 
-    def page(self, document_id: str, number: int) -> PageView:
+    def page(self, document_id: str, number: int) -> WholePageView:
         path = f"/documents/{_part(document_id)}/pages/{number}"
-        return _parsed(PageView, self._ask("GET", path))
+        return _parsed(WholePageView, self._ask("GET", path))
+
+    def jobs(self, document_id: str) -> list[JobView]:
+        """What was posted to RunPod for the document, oldest first."""
+        return _parsed(_Jobs, self._ask("GET", f"/documents/{_part(document_id)}/jobs")).jobs
 
     def cancel(self, document_id: str) -> bool:
         """False where nothing was at work any more."""
@@ -295,11 +303,3 @@ def _require_address(url: str) -> None:
         raise ConfigurationError(f"api.url: {url}: {error} (RAG_SERVICE_URL).") from error
     if parts.scheme not in {"http", "https"} or not parts.host:
         raise ConfigurationError(f"api.url: {url} is not http://host:port (RAG_SERVICE_URL).")
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -9,7 +9,7 @@ RagServiceError
 │   └── PagesFailed, Cancelled, StorageUnavailable, OcrUnavailable, Internal
 ├── PageError              one page ends `failed` with this code
 │   ├── PageTooLarge, PageTimeout, PageUnrenderable
-│   ├── OcrRejected, OcrEmpty, PayloadTooLarge
+│   ├── LayoutUnavailable, OcrRejected, OcrEmpty, OcrRepetition, PayloadTooLarge
 │   └── RemoteJobFailed, …TimedOut, …Expired, …Cancelled, RemoteResultMissing
 ├── RequestError           HTTP only: no row is made or changed
 │   └── Unauthorized, NotFound, InvalidOptions, OptionsDiffer, AlreadyActive, BacklogFull
@@ -170,6 +170,13 @@ class PageUnrenderable(PageError):
     code = "page_unrenderable"
 
 
+class LayoutUnavailable(PageError):
+    """The layout server did not answer."""
+
+    code = "layout_unavailable"
+    retryable = True
+
+
 class OcrRejected(PageError):
     """The OCR server refused the page."""
 
@@ -180,6 +187,12 @@ class OcrEmpty(PageError):
     """The page has ink, but the OCR server returned no usable text."""
 
     code = "ocr_empty"
+
+
+class OcrRepetition(PageError):
+    """The OCR server returned nothing but a loop, twice."""
+
+    code = "ocr_repetition"
 
 
 class PayloadTooLarge(PageError):

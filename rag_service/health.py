@@ -16,6 +16,8 @@ from rag_service import broker
 from rag_service.errors import ConfigurationError, RagServiceError
 from rag_service.knowledgebase import fleet, schema, servers
 from rag_service.knowledgebase.engine import begin, ping
+from rag_service.layout.address import is_known
+from rag_service.layout.client import readiness
 from rag_service.pdf import shrink
 from rag_service.settings import Settings
 from rag_service.states import ServerState, Stage
@@ -81,13 +83,6 @@ def broker_faults(settings: Settings) -> list[Fault]:
     return [Fault(name="broker", message=message)]
 
 
-# What is missing where no server is named, by transport.
-UNSET_SERVER = {
-    "direct": "ocr.base_url is not set (GLMOCR_BASE_URL).",
-    "runpod": "runpod.endpoint_id is not set (RUNPOD_ENDPOINT_ID).",
-}
-
-
 def shrinker_faults(settings: Settings) -> list[Fault]:
     """Scans too large for a job are shrunk by Ghostscript, where jobs are sent at all."""
     if settings.ocr.transport != "runpod" or not settings.pdf.downsample_oversized:
@@ -95,6 +90,20 @@ def shrinker_faults(settings: Settings) -> list[Fault]:
     if shrink.Shrinker.GHOSTSCRIPT in shrink.shrinkers_available():
         return []
     return [Fault(name="ghostscript", message=shrink.MISSING)]
+
+
+def layout_faults(settings: Settings) -> list[Fault]:
+    """The layout server answers, where it is known here: by its URL, or by this node's socket.
+
+    Workers of other nodes have their own, of which nothing is known here.
+    """
+    if not settings.uses_layout or not is_known(settings):
+        return []
+    state = readiness(settings)
+    if state.ok:
+        return []
+    message = f"Pages are not read block by block until it answers. {state.message}"
+    return [Fault(name="layout_server", message=message)]
 
 
 def fleet_faults(settings: Settings) -> list[Fault]:
@@ -130,13 +139,15 @@ def _maintenance_faults(lease_seconds: float) -> Iterator[Fault]:
 
 def _server_faults(settings: Settings) -> Iterator[Fault]:
     if settings.page_server is None:
-        yield Fault(name="ocr_server", message=UNSET_SERVER[settings.ocr.transport])
+        yield Fault(name=servers.FAULT, message=settings.unset_for_pages or "")
         return
     record = servers.get(settings.page_server)
     if record is None:
         return
-    if record.state not in {ServerState.UP, ServerState.TRIAL}:
-        yield Fault(name="ocr_server", message=f"{record.state}: {record.message}")
-    if record.alarm is not None:
-        name, _, message = record.alarm.partition(": ")
-        yield Fault(name=name, message=message)
+    out = record.state is not ServerState.UP
+    if out:
+        # On trial too: until a page is answered all documents but one wait.
+        yield Fault(name=servers.FAULT, message=f"{record.state}: {record.message}")
+    for name, message in record.alarms.items():
+        if not (out and name == servers.FAULT):
+            yield Fault(name=name, message=message)

@@ -84,6 +84,7 @@ def run_options(
         model=settings.ocr.model,
         ocr=mode,
         dpi=settings.ocr.dpi,
+        layout=settings.ocr.layout,
     )
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rag_service import broker
 from rag_service.errors import AlreadyActive, InvalidOptions, NotFound, require_outcome_code
 from rag_service.knowledgebase import runs
-from rag_service.knowledgebase.engine import Connection, begin
+from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.runs import RunOptions
 from rag_service.knowledgebase.selection import (
     Candidate,
+    PageRange,
     Selectors,
-    good_pages,
+    reused_pages,
     select_documents,
     unknown_ids,
 )
@@ -22,26 +24,51 @@ from rag_service.parsers.registry import require_parser
 from rag_service.settings import Settings
 from rag_service.states import OcrMode, Priority, RunState, Stage
 
+_RANGE = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?")
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the new runs do differently; None keeps the document's own choice."""
+    """What the new runs do differently; None keeps the document's own choice.
+
+    `pages`: those alone are read again; none given means all that have to be.
+    """
 
     parser: str | None = None
     ocr: str | None = None
     all_pages: bool = False
     priority: Priority = Priority.BULK
+    pages: tuple[PageRange, ...] = ()
 
 
 def check_change(
-    *, parser: str | None, ocr: str | None, all_pages: bool, priority: Priority = Priority.BULK
+    *,
+    parser: str | None = None,
+    ocr: str | None = None,
+    all_pages: bool = False,
+    priority: Priority = Priority.BULK,
+    pages: str | None = None,
 ) -> Change:
     """Raises InvalidOptions."""
     if parser is not None:
         require_parser(parser)
     if ocr is not None and ocr not in set(OcrMode):
         raise InvalidOptions(f"ocr: {ocr!r} is none of auto, force, off.")
-    return Change(parser, ocr, all_pages, priority)
+    if pages and all_pages:
+        raise InvalidOptions("pages and all_pages contradict each other.")
+    return Change(parser, ocr, all_pages, priority, _page_ranges(pages) if pages else ())
+
+
+def _page_ranges(text: str) -> tuple[PageRange, ...]:
+    """`3,7-9` as pairs of the first and the last page."""
+    ranges = []
+    for part in text.split(","):
+        found = _RANGE.fullmatch(part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= first <= last:
+            raise InvalidOptions(f"pages: {part.strip()!r} is no page and no range, as in 3,7-9.")
+        ranges.append((first, last))
+    return tuple(ranges)
 
 
 def reprocess(
@@ -54,16 +81,14 @@ def reprocess(
 ) -> list[Redo]:
     """Make a run for each selected document that has something to redo.
 
-    Raises InvalidOptions where nothing is selected at all or the error code is none, NotFound
-    for unknown ids, naming each.
+    Where pages are chosen, by number or by what they carry, they are read again though they are
+    good, and the document's other good pages stay as they are. Raises InvalidOptions where the
+    selectors mean nothing, NotFound for unknown ids, naming each.
     """
-    if selectors.empty:
-        raise InvalidOptions("Say which documents: by ids, failed, error or collection.")
-    if selectors.error:
-        require_outcome_code(selectors.error)
+    _check_selectors(selectors)
     with begin() as connection:
         unknown = unknown_ids(connection, selectors.ids)
-        candidates = select_documents(connection, selectors)
+        candidates = select_documents(connection, selectors, change.pages)
     if unknown:
         raise NotFound(f"There is no document {', '.join(unknown)}.")
     redone = []
@@ -74,23 +99,33 @@ def reprocess(
     return redone
 
 
+def _check_selectors(selectors: Selectors) -> None:
+    if selectors.empty:
+        raise InvalidOptions(
+            "Say which documents: by ids, or by failed, error, collection, truncated, since or "
+            "another selector."
+        )
+    if selectors.error:
+        require_outcome_code(selectors.error)
+    if selectors.since and selectors.before and selectors.since >= selectors.before:
+        raise InvalidOptions("since: nothing can be at or after it and yet before `before`.")
+
+
 def _redo(settings: Settings, candidate: Candidate, change: Change, *, dry_run: bool) -> Redo:
     options = _options(settings, candidate, change)
-    with begin() as connection:
-        reused = (
-            0 if change.all_pages else good_pages(connection, candidate.id, options.fingerprint)
-        )
+    chosen = None if change.all_pages else candidate.chosen
+    reused = 0 if change.all_pages else _reused(candidate, options)
     redo = Redo(
         id=candidate.id,
         filename=candidate.filename,
-        action=_action(candidate, reused),
+        action=_action(candidate, chosen, reused),
         run_id=None,
         pages_reused=reused,
         pages_redone=candidate.pages - reused if candidate.pages else None,
     )
     if dry_run or redo.action is not Action.WOULD_QUEUE:
         return redo
-    return _queue(redo, options, change)
+    return _queue(redo, options, change, chosen or ())
 
 
 def _options(settings: Settings, candidate: Candidate, change: Change) -> RunOptions:
@@ -99,20 +134,31 @@ def _options(settings: Settings, candidate: Candidate, change: Change) -> RunOpt
         model=settings.ocr.model,
         ocr=change.ocr or candidate.ocr,
         dpi=settings.ocr.dpi,
+        layout=settings.ocr.layout,
     )
 
 
-def _action(candidate: Candidate, reused: int) -> Action:
+def _reused(candidate: Candidate, options: RunOptions) -> int:
+    if candidate.chosen == ():
+        return candidate.pages
+    with begin() as connection:
+        return reused_pages(connection, candidate.id, options.fingerprint, candidate.chosen or ())
+
+
+def _action(candidate: Candidate, chosen: tuple[int, ...] | None, reused: int) -> Action:
     if candidate.active:
         return Action.SKIPPED_ACTIVE
     whole = candidate.state is RunState.PROCESSED and 0 < candidate.pages <= reused
-    return Action.NOTHING_TO_REDO if whole else Action.WOULD_QUEUE
+    return Action.NOTHING_TO_REDO if whole or chosen == () else Action.WOULD_QUEUE
 
 
-def _queue(redo: Redo, options: RunOptions, change: Change) -> Redo:
+def _queue(redo: Redo, options: RunOptions, change: Change, redo_pages: tuple[int, ...]) -> Redo:
     try:
         with begin() as connection:
-            run_id = _add_run(connection, redo.id, options, change)
+            run_id = runs.add_run(
+                connection, redo.id, options, change.priority,
+                reuse_pages=not change.all_pages, redo_pages=redo_pages,
+            )  # fmt: skip
     except NotFound:
         # Deleted since it was selected.
         return redo.model_copy(update={"action": Action.NOTHING_TO_REDO})
@@ -120,9 +166,3 @@ def _queue(redo: Redo, options: RunOptions, change: Change) -> Redo:
         return redo.model_copy(update={"action": Action.SKIPPED_ACTIVE})
     broker.ring(Stage.PREPARE, run_id, redo.filename)
     return redo.model_copy(update={"action": Action.QUEUED, "run_id": run_id})
-
-
-def _add_run(connection: Connection, document_id: str, options: RunOptions, change: Change) -> str:
-    return runs.add_run(
-        connection, document_id, options, change.priority, reuse_pages=not change.all_pages
-    )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +19,9 @@ from pydantic import (
     model_validator,
 )
 
+from rag_service.hosts import is_loopback
+from rag_service.states import LAYOUT_LABELS, LayoutMode
+
 
 def _expand(value: Any) -> Any:
     return Path(value).expanduser() if isinstance(value, str) else value
@@ -25,17 +31,56 @@ Folder = Annotated[Path, BeforeValidator(_expand)]
 Seconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
+# sun_path holds 104 bytes on macOS and 108 on Linux, the final NUL included.
+LONGEST_SOCKET_PATH = 103
 
 
 def _known_as(name: str) -> dict[str, Any]:
     return {"env": name}
 
 
+def _address(url: str) -> str:
+    """One spelling for one address: without a slash at its end."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("must begin with http:// or https:// and name a host")
+    if parts.port == 0:
+        raise ValueError("port 0 is none")
+    return url.rstrip("/")
+
+
 def _server(url: str) -> str:
     """One spelling for one server, since what is known of it is kept under its URL."""
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("must begin with http:// or https://")
-    return url.rstrip("/").removesuffix("/v1")
+    return _address(url).removesuffix("/v1")
+
+
+def _public(url: str) -> str:
+    """Tokens travel to it: in the clear they stay on this machine."""
+    parts = urlsplit(_address(url))
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ValueError("must begin with https:// (http:// is for loopback alone)")
+    return url.rstrip("/")
+
+
+def _endpoint(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise ValueError("must be the endpoint's id alone, letters and digits, no URL or path")
+    return name
+
+
+def _socket(path: Path) -> Path:
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise ValueError(f"a socket's path has at most {LONGEST_SOCKET_PATH} bytes")
+    return path
+
+
+def _label(name: str) -> str:
+    if name not in LAYOUT_LABELS:
+        raise ValueError(f"{name!r} is no label; there are: {', '.join(LAYOUT_LABELS)}")
+    return name
+
+
+Labels = list[Annotated[str, AfterValidator(_label)]]
 
 
 def _require_rising(prefix: str, **values: float) -> None:
@@ -91,8 +136,9 @@ class Api(Section):
         json_schema_extra=_known_as("RAG_SERVICE_API_KEY"),
     )
 
-    public_url: str | None = Field(
-        description="Where RunPod reaches the API for its webhook; unset: none is asked for."
+    public_url: Annotated[str, AfterValidator(_public)] | None = Field(
+        description="Where RunPod reaches the API for its webhook, https://…; unset: none is "
+        "asked for."
     )
 
 
@@ -117,7 +163,16 @@ class Pdf(Section):
     open_time_limit: Seconds = Field(description="Seconds for opening a document.")
     max_pixels: Count = Field(description="Most pixels of a rendered page; the DPI is lowered.")
     jpeg_quality: Annotated[int, Field(ge=30, le=100)] = Field(
-        description="JPEG quality of pages sent to the OCR server."
+        description="JPEG quality of pages and crops sent to the OCR server."
+    )
+    crop_min_pixels: Count = Field(
+        description="Least pixels of a crop sent to the OCR server; smaller ones are enlarged."
+    )
+    crop_max_side: Annotated[int, Field(ge=448)] = Field(
+        description="Most pixels of a crop's longer side."
+    )
+    raster_cache_mib: Count = Field(
+        description="Memory a render child keeps of drawn pages whose crops are still to come."
     )
     trust_hidden_text: bool = Field(
         description="Keep invisible text over a scan instead of reading the picture."
@@ -171,17 +226,70 @@ class Ocr(Section):
     transport: Literal["direct", "runpod"] = Field(
         description="direct: to ocr.base_url; runpod: jobs of pages to a serverless endpoint."
     )
-    layout: Literal["page", "auto"] = Field(
-        description="How the RunPod handler reads: whole pages, or as it sees fit."
+    layout: LayoutMode = Field(
+        description="page: whole pages; regions: block by block; auto: whole pages, and block by "
+        "block where a whole reading is cut, loops or comes back empty."
     )
+
+
+class Layout(Section):
+    url: Annotated[str, AfterValidator(_server)] | None = Field(
+        description="A layout server elsewhere, http://host:port; unset: the ocr worker starts "
+        "one for its node."
+    )
+    socket: Annotated[Folder, AfterValidator(_socket)] | None = Field(
+        description="Socket of the node's layout server, on a disk of the node; unset: in data_dir."
+    )
+    host: str | None = Field(
+        description="Address on which `layout-server` listens, in a container of its own; unset: "
+        "on the socket."
+    )
+    port: Port = Field(description="Port of `layout-server` where layout.host is set.")
+    model: Literal["cdla", "pp_doclayout_v3"] = Field(
+        description="cdla: small, 10 kinds of blocks; pp_doclayout_v3: 25 kinds and the reading "
+        "order, needs the extra layout-torch."
+    )
+    folder: Folder | None = Field(description="Folder with the weights of pp_doclayout_v3.")
+    repo: Annotated[str, AfterValidator(_server)] = Field(
+        description="Where the RunPod handler downloads missing weights from: a repository of "
+        "Hugging Face or of a mirror."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        description="What pp_doclayout_v3 runs on; auto: cuda where there is one."
+    )
+    threads: Annotated[int, Field(ge=0)] = Field(description="Threads of the model; 0: one a core.")
+    batch_size: Count = Field(description="Most pictures given to the model at once.")
+    batch_wait: Annotated[float, Field(ge=0)] = Field(
+        description="Seconds to wait for a fuller batch."
+    )
+    max_waiting: Count = Field(description="Requests that may wait before new ones get 429.")
+    max_body_bytes: Count = Field(description="Largest picture the layout server accepts.")
+    patience: Seconds = Field(
+        description="Seconds without an answer of the layout server until a page fails."
+    )
+    start_timeout: Seconds = Field(description="Seconds for the layout server to load its model.")
+    table: Labels = Field(description="Blocks read as tables.")
+    formula: Labels = Field(description="Blocks read as formulas.")
+    picture: Labels = Field(description="Blocks kept as pictures.")
+    drop: Labels = Field(description="Blocks left out. All others are read as text.")
+
+    @model_validator(mode="after")
+    def _one_task_a_label(self) -> Layout:
+        named = [*self.table, *self.formula, *self.picture, *self.drop]
+        twice = sorted({label for label in named if named.count(label) > 1})
+        if twice:
+            raise ValueError(
+                f"layout: {', '.join(twice)} may stand in one of table, formula, picture and drop"
+            )
+        return self
 
 
 class RunPod(Section):
-    api_base: str = Field(
+    api_base: Annotated[str, AfterValidator(_address)] = Field(
         description="Base of RunPod's serverless API.",
         json_schema_extra=_known_as("RUNPOD_API_BASE"),
     )
-    endpoint_id: str | None = Field(
+    endpoint_id: Annotated[str, AfterValidator(_endpoint)] | None = Field(
         description="The endpoint that runs our handler.",
         json_schema_extra=_known_as("RUNPOD_ENDPOINT_ID"),
     )

@@ -35,6 +35,7 @@ from rag_service.sections import (
     FlowerSettings,
     Folder,
     Handler,
+    Layout,
     Lease,
     Limits,
     Maintenance,
@@ -49,6 +50,7 @@ from rag_service.sections import (
     Storage,
     Worker,
 )
+from rag_service.states import LayoutMode
 
 # What the rest of the project imports from here: the tree, how to load it, and its parts.
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "Embedded",
     "FlowerSettings",
     "Handler",
+    "Layout",
     "Lease",
     "Limits",
     "Maintenance",
@@ -83,6 +86,7 @@ __all__ = [
     "options",
     "unknown_variables",
     "warn_of_unknown_variables",
+    "warn_of_unused_server",
 ]
 
 log = logging.getLogger(__name__)
@@ -110,6 +114,7 @@ class Settings(BaseSettings):
     parser: ParserSettings
     pdf: Pdf
     ocr: Ocr
+    layout: Layout
     runpod: RunPod
     handler: Handler
     cpu_ocr: CpuOcr
@@ -128,12 +133,36 @@ class Settings(BaseSettings):
             return self.ocr.base_url
         if self.runpod.endpoint_id is None:
             return None
-        return f"{self.runpod.api_base.rstrip('/')}/{self.runpod.endpoint_id}"
+        return f"{self.runpod.api_base}/{self.runpod.endpoint_id}"
+
+    @property
+    def unset_for_pages(self) -> str | None:
+        """What must be set before pages can travel as ocr.transport says; None where all is."""
+        needed = (
+            {"ocr.base_url is not set (GLMOCR_BASE_URL)": self.ocr.base_url}
+            if self.ocr.transport == "direct"
+            else {
+                "runpod.endpoint_id is not set (RUNPOD_ENDPOINT_ID)": self.runpod.endpoint_id,
+                "runpod.api_key is not set (RUNPOD_API_KEY)": self.runpod.api_key,
+            }
+        )
+        missing = [sentence for sentence, value in needed.items() if value is None]
+        return f"ocr.transport is {self.ocr.transport}: {', '.join(missing)}." if missing else None
 
     @property
     def needs_ocr_server(self) -> bool:
         """Whether `run` and `up` start the CPU server, because no other is named."""
         return self.ocr.transport == "direct" and self.ocr.base_url is None
+
+    @property
+    def uses_layout(self) -> bool:
+        """Whether our own workers may read pages block by block."""
+        return self.ocr.transport == "direct" and self.ocr.layout is not LayoutMode.PAGE
+
+    @property
+    def needs_layout_server(self) -> bool:
+        """Whether a node that reads pages starts a layout server, because no other is named."""
+        return self.uses_layout and self.layout.url is None
 
     @classmethod
     def settings_customise_sources(
@@ -299,6 +328,15 @@ def warn_of_unknown_variables(environment: Mapping[str, str]) -> list[str]:
         hint = f" Did you mean {near[0]}?" if near else ""
         log.warning("The variable %s is not a setting of rag_service.%s", name, hint)
     return unknown
+
+
+def warn_of_unused_server(settings: Settings) -> None:
+    """Log that a server which somebody named gets no page; once, where pages are about to go."""
+    if settings.ocr.transport == "runpod" and settings.ocr.base_url is not None:
+        log.warning(
+            "ocr.transport is runpod: pages go to the RunPod endpoint, and ocr.base_url "
+            "(GLMOCR_BASE_URL) is not used."
+        )
 
 
 def load_settings() -> Settings:

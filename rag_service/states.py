@@ -52,6 +52,14 @@ class PageState(StrEnum):
     FAILED = "failed"
 
 
+class LayoutMode(StrEnum):
+    """How pages are read: whole, block by block, or whole and by blocks where that fails."""
+
+    PAGE = "page"
+    REGIONS = "regions"
+    AUTO = "auto"
+
+
 GOOD = frozenset(PageState) - {PageState.PENDING, PageState.FAILED}
 
 
@@ -127,3 +135,12 @@ class Plan(StrEnum):
     NATIVE = "native"
     OCR = "ocr"
     BLANK = "blank"
+
+
+# What PP-DocLayoutV3 calls the blocks of a page; every layout model's own names become these.
+LAYOUT_LABELS = (
+    "abstract", "algorithm", "aside_text", "chart", "content", "display_formula", "doc_title",
+    "figure_title", "footer", "footer_image", "footnote", "formula_number", "header",
+    "header_image", "image", "inline_formula", "number", "paragraph_title", "reference",
+    "reference_content", "seal", "table", "text", "vertical_text", "vision_footnote",
+)  # fmt: skip

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+import httpx
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from rag_service import broker
@@ -21,7 +23,12 @@ from rag_service.knowledgebase import fleet
 from rag_service.knowledgebase.engine import DatabaseError
 from rag_service.knowledgebase.fleet import WorkerLoad
 from rag_service.knowledgebase.gauges import Gauges, read_gauges
-from rag_service.states import PageState, RunState, Stage
+from rag_service.knowledgebase.job_listing import JobTotals, job_totals
+from rag_service.layout.address import is_known
+from rag_service.layout.client import get
+from rag_service.runpod.client import JobStatus
+from rag_service.settings import Settings
+from rag_service.states import JobOutcome, JobState, PageState, RunState, Stage
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +40,13 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 class Telemetry:
     """The metrics of one API process."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(_DatabaseCollector())
         self._registry.register(_BrokerCollector())
+        if settings.uses_layout:
+            self._registry.register(_LayoutCollector(settings))
         self._requests = Counter(
             _NAME + "http_requests",
             "Requests answered.",
@@ -69,6 +78,7 @@ class _DatabaseCollector(Collector):
         try:
             gauges = read_gauges()
             loads = [load for stage in Stage for load in fleet.loads(stage)]
+            jobs = job_totals()
         except (DatabaseError, ConfigurationError) as error:
             log.warning("No figures from the database: %s", error)
             yield _gauge("database_up", "1 where PostgreSQL answers.", 0)
@@ -76,6 +86,7 @@ class _DatabaseCollector(Collector):
         yield _gauge("database_up", "1 where PostgreSQL answers.", 1)
         yield from _of_documents(gauges)
         yield from _of_workers(loads)
+        yield from _of_jobs(jobs)
 
 
 class _BrokerCollector(Collector):
@@ -87,6 +98,27 @@ class _BrokerCollector(Collector):
         up = len(known) == len(lengths)
         yield _gauge("broker_up", "1 where the broker answers.", int(up))
         yield _family("doorbells", "Doorbells that nobody has taken yet.", "stage", known)
+
+
+class _LayoutCollector(Collector):
+    """The layout server's own figures: it listens on a socket, where no scraper comes.
+
+    Nothing where this node has none; where it is away only `layout_up 0` remains.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def collect(self) -> Iterator[Metric]:
+        if not is_known(self._settings):
+            return
+        try:
+            text = get(self._settings, "/metrics").raise_for_status().text
+        except httpx.HTTPError as error:
+            log.warning("No figures from the layout server: %s", error)
+            text = ""
+        yield _gauge("layout_up", "1 where the layout server answers.", int(bool(text)))
+        yield from text_string_to_metric_families(text)
 
 
 def _of_documents(gauges: Gauges) -> Iterator[GaugeMetricFamily]:
@@ -116,6 +148,26 @@ def _of_workers(loads: list[WorkerLoad]) -> Iterator[GaugeMetricFamily]:
     yield _family("workers", "Workers seen lately.", "stage", workers)
     yield _family("forks", "Forks of live workers.", "stage", forks)
     yield _family("forks_busy", "Forks that hold a run.", "stage", busy)
+
+
+# A live job is where RunPod last said, or, where it said nothing yet, where our post is.
+_LIVE = (
+    *(status.value for status in JobStatus if not status.final),
+    *(state.value for state in JobState if state is not JobState.ENDED),
+)
+# Words that RunPod may invent must not become time series.
+_OTHER = "other"
+
+
+def _of_jobs(jobs: JobTotals) -> Iterator[GaugeMetricFamily]:
+    live = dict.fromkeys((*_LIVE, _OTHER), 0)
+    for word, count in jobs.live.items():
+        live[word if word in live else _OTHER] += count
+    ended = _complete(JobOutcome, jobs.ended)
+    yield _family("remote_jobs_live", "Jobs on RunPod by its last word of them.", "status", live)
+    yield _family("remote_jobs_ended", "Jobs that have ended by outcome.", "outcome", ended)
+    yield _gauge("remote_gpu_seconds", "Execution of all jobs, a lower bound.", jobs.gpu_seconds)
+    yield _gauge("remote_usd", "What it cost, a lower bound.", jobs.usd)
 
 
 def _gauge(name: str, meaning: str, value: float) -> GaugeMetricFamily:

@@ -40,6 +40,8 @@ QUICK = {
     "RAG_SERVICE_REDIS_VISIBILITY_TIMEOUT": "5",
     "RAG_SERVICE_OCR_DPI": "72",
     "GLMOCR_PIPELINE_MAX_WORKERS": "4",
+    # No layout server beside each worker; the tests of regions ask for one.
+    "RAG_SERVICE_OCR_LAYOUT": "page",
 }
 ENDED = ("processed", "failed", "cancelled")
 

@@ -19,10 +19,12 @@ from rag_service.knowledgebase.models import Page
 from rag_service.knowledgebase.pages import PlannedRow, StoredPage
 from rag_service.knowledgebase.runs import RunOptions
 from rag_service.settings import Lease, get_settings
-from rag_service.states import PageState, Priority, Stage
+from rag_service.states import LayoutMode, PageState, Priority, Stage
 
-OPTIONS = RunOptions(parser="glmocr", model="glm-ocr", ocr="auto", dpi=150)
-OTHER_OPTIONS = RunOptions(parser="glmocr", model="glm-ocr", ocr="force", dpi=150)
+OPTIONS = RunOptions(parser="glmocr", model="glm-ocr", ocr="auto", dpi=150, layout=LayoutMode.AUTO)
+OTHER_OPTIONS = RunOptions(
+    parser="glmocr", model="glm-ocr", ocr="force", dpi=150, layout=LayoutMode.AUTO
+)
 
 
 def lease(**changes: float) -> Lease:
@@ -37,12 +39,18 @@ def add_document(
     options: RunOptions = OPTIONS,
 ) -> str:
     """A document with a queued run; its id."""
+    document_id = insert_document(collection=collection, sha256=sha256)
+    with begin() as connection:
+        runs.add_run(connection, document_id, options, priority)
+    return document_id
+
+
+def insert_document(*, collection: str = "default", sha256: str | None = None) -> str:
+    """A document without a run; its id."""
     new = NewDocument(collection, sha256 or uuid.uuid4().hex * 2, "a.pdf", "application/pdf", 10)
     with begin() as connection:
         key = f"sha256/{new.sha256[:2]}/{new.sha256}"
-        document_id = documents.insert_document(connection, new, key)
-        runs.add_run(connection, document_id, options, priority)
-    return document_id
+        return documents.insert_document(connection, new, key)
 
 
 def add_run(document_id: str, options: RunOptions = OPTIONS, **wishes: Any) -> str:

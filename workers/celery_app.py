@@ -9,6 +9,7 @@ from __future__ import annotations
 from rag_service.broker import TASK_NAMES, make_app
 from rag_service.settings import get_settings
 from rag_service.states import Stage
+from workers.layout_step import LayoutStep
 
 settings = get_settings()
 app = make_app(settings)
@@ -30,3 +31,4 @@ app.conf.update(
     worker_hijack_root_logger=False,
     worker_redirect_stdouts=False,
 )
+app.steps["worker"].add(LayoutStep)

@@ -17,12 +17,11 @@ from typing import Any
 from celery import signals
 from celery.exceptions import WorkerLostError
 
-from rag_service.health import UNSET_SERVER
 from rag_service.knowledgebase import fleet, leases
 from rag_service.knowledgebase.engine import DatabaseError, trouble
 from rag_service.logs import configure_logging
 from rag_service.pdf.shrink import warn_of_missing_shrinker
-from rag_service.settings import get_settings
+from rag_service.settings import get_settings, warn_of_unused_server
 from rag_service.states import Stage
 from workers import drain
 from workers.identity import forks, set_forks, worker_id
@@ -128,10 +127,11 @@ def _set_up(instance: Any, **_: Any) -> None:
     if Stage.OCR.value not in instance.app.amqp.queues.consume_from:
         return
     settings = get_settings()
-    if ocr_server() is None:
-        # Every document would fail. Only this gets out of a signal's handler.
-        log.critical("There is no server to read with: %s", UNSET_SERVER[settings.ocr.transport])
+    if settings.unset_for_pages is not None:
+        # No page could travel. Only this gets out of a signal's handler.
+        log.critical("There is no server to read with: %s", settings.unset_for_pages)
         raise SystemExit(2)
+    warn_of_unused_server(settings)
     if settings.ocr.transport == "runpod" and settings.pdf.downsample_oversized:
         warn_of_missing_shrinker()
 

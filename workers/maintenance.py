@@ -28,7 +28,7 @@ from rag_service.settings import Settings
 from rag_service.states import ServerState, Stage
 from rag_service.storage import DocumentStore
 from workers.remote_poll import AT_ONCE, poll_due
-from workers.remote_watch import probe_endpoint, watch_queue
+from workers.remote_watch import EndpointWatch, probe_endpoint
 from workers.server import ocr_server
 
 log = logging.getLogger(__name__)
@@ -51,9 +51,10 @@ class Maintenance:
         self._stop = stop
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._store = DocumentStore(settings)
-        self._beside = ThreadPoolExecutor(max_workers=3, thread_name_prefix="beside")
+        self._beside = ThreadPoolExecutor(max_workers=4, thread_name_prefix="beside")
         self._running: dict[str, Future[None]] = {}
         self._probed_at = float("-inf")
+        self._watch = EndpointWatch(settings)
         # PostgreSQL was away until this moment: nobody could renew a lease before.
         self._reachable_since = float("-inf")
         self._tenure: Tenure | None = None
@@ -90,6 +91,8 @@ class Maintenance:
             self._ring(stage)
         self._start_beside("servers", self._tend_server)
         self._start_beside("remote jobs", self._tend_remote_jobs)
+        if self._settings.ocr.transport == "runpod":
+            self._start_beside("endpoint", self._watch_endpoint)
         self._start_beside("removals", self._remove)
 
     def _ring(self, stage: Stage) -> None:
@@ -138,8 +141,9 @@ class Maintenance:
         runpod = self._settings.runpod
         if runpod.handler_volume:
             remote_jobs.wake_for_reposts(runpod.repost_after)
-        if self._settings.ocr.transport == "runpod":
-            asyncio.run(watch_queue(self._settings))
+
+    def _watch_endpoint(self) -> None:
+        asyncio.run(self._watch.look())
 
     def _probe_is_due(self) -> bool:
         now = time.monotonic()
@@ -156,7 +160,8 @@ class Maintenance:
 
     def _judge(self, url: str, probe: Probe) -> None:
         if not probe.ok:
-            servers.mark_out(url, probe.message, misconfigured=probe.misconfigured)
+            if servers.mark_out(url, probe.message, misconfigured=probe.misconfigured):
+                log.warning("%s is out: %s", url, probe.message)
             return
         trial = servers.begin_trial(url)
         log.info("%s passes its probe; %s", url, f"run {trial} tries it" if trial else "none waits")

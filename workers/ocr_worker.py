@@ -8,10 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from rag_service.broker import TASK_NAMES
+from rag_service.errors import ConfigurationError, OcrMisconfigured
 from rag_service.knowledgebase import leases, pages, runs, servers
 from rag_service.knowledgebase.pages import PendingPage, StoredPage
 from rag_service.knowledgebase.servers import ServerRecord
-from rag_service.parsers.base import PageResult, PageTask, ParseJob
+from rag_service.parsers.base import PageResult, PageTask, ParseJob, Region
 from rag_service.parsers.registry import make_parser
 from rag_service.settings import get_settings
 from rag_service.states import ServerState, Stage
@@ -28,7 +29,15 @@ _ANSWERED_NOTE_SECONDS = 2.0
 @app.task(bind=True, name=TASK_NAMES[Stage.OCR])
 def read_pages(self: Any, run_id: str) -> str:  # noqa: ARG001
     """Answer a doorbell; the run it names is for the monitor's eyes only."""
-    return work_on_next(Stage.OCR, self.request.id, _reader())
+    return work_on_next(Stage.OCR, self.request.id, read)
+
+
+async def read(held: HeldRun) -> None:
+    """Read what remains of the run. A wrong setting is an outage: no document is to blame."""
+    try:
+        await _reader()(held)
+    except ConfigurationError as error:
+        raise OcrMisconfigured(error.message) from error
 
 
 def _reader() -> Work:
@@ -60,6 +69,7 @@ async def _parse(held: HeldRun, due: list[PendingPage]) -> None:
         run_id=run.id,
         model=run.model,
         dpi=run.dpi,
+        layout=run.layout,
         pages=[PageTask(page.number, page.tries) for page in due],
     )
     async with opened(run) as document:
@@ -105,10 +115,21 @@ class Sink:
                 "dpi": result.dpi,
                 "parser_version": self._version,
             },
+            regions=[_travelling(region) for region in result.regions],
             warnings=[asdict(warning) for warning in result.warnings],
             error=result.error,
             retry_in=result.retry_in,
         )
+
+
+def _travelling(region: Region) -> dict[str, Any]:
+    """A region under the names that it has on the wire and in the API."""
+    return {
+        "index": region.index,
+        "label": region.label,
+        "bbox_2d": list(region.bbox),
+        "content": region.content,
+    }
 
 
 class Watch:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from rag_service import errors
-from rag_service.errors import OcrRejected, PageError
+from rag_service.errors import LayoutUnavailable, OcrRejected, PageError
 from rag_service.knowledgebase import remote_jobs, servers
 from rag_service.knowledgebase.pages import StoredPage
 from rag_service.knowledgebase.remote_jobs import JobRow
@@ -30,7 +31,7 @@ from rag_service.runpod.jobs import (
     judge_unknown,
     poll_interval,
 )
-from rag_service.runpod.wire import JobOutput, PageOutput
+from rag_service.runpod.wire import JobOutput, PageOutput, PageProblem
 from rag_service.settings import Settings
 from rag_service.states import JobOutcome, PageState, PostReason
 
@@ -48,8 +49,12 @@ _LASTING = {
         errors.PageTimeout,
         errors.PageUnrenderable,
         errors.OcrRejected,
+        errors.OcrEmpty,
+        errors.OcrRepetition,
     )
 }
+# What a page is called that its handler has remarked this about.
+_STATES = {"page_without_text": PageState.NO_TEXT, "page_truncated": PageState.TRUNCATED}
 
 
 async def poll_due(settings: Settings, *, run_id: str | None = None) -> int:
@@ -74,7 +79,7 @@ async def _poll(job: JobRow, client: RunPodClient, settings: Settings) -> None:
     if remote_id is None:
         await _wait_for_id(job, settings)
         return
-    report, known = None, True
+    report, known, complaint = None, True, ""
     try:
         report = await client.status(remote_id)
         verdict = judge(job, report, settings.runpod)
@@ -82,18 +87,24 @@ async def _poll(job: JobRow, client: RunPodClient, settings: Settings) -> None:
         known = False
         verdict = judge_unknown(job, settings.runpod)
     except PollFailed as error:
+        complaint = error.message
         log.info("Job %s: the poll failed: %s", remote_id, error)
         wait = _wish(poll_interval(job.age, settings.runpod), error.retry_after, settings)
         verdict = judge_silence(job, settings.runpod, wait)
     except EndpointRefused as error:
-        message = error.message
-        await _call(lambda: servers.mark_out(client.url, message, misconfigured=True))
+        complaint = error.message
+        await _call(partial(_mark_misconfigured, client.url, complaint))
         verdict = judge_silence(job, settings.runpod, _REFUSED_PAUSE)
     if job.remote_id is None and not (known and _may_be(job, report)):
         await _call(lambda: remote_jobs.forget_hint(job.id, remote_id))
         await _wait_for_id(job, settings)
         return
-    await _apply(job, verdict, client, settings, report)
+    await _apply(job, verdict, client, settings, report, complaint)
+
+
+def _mark_misconfigured(url: str, complaint: str) -> None:
+    if servers.mark_out(url, complaint, misconfigured=True):
+        log.warning("Jobs cannot be asked for: %s", complaint)
 
 
 def _wish(pause: float, retry_after: float | None, settings: Settings) -> float:
@@ -128,6 +139,7 @@ async def _apply(
     client: RunPodClient,
     settings: Settings,
     report: JobReport | None,
+    complaint: str,
 ) -> None:
     if isinstance(verdict, Ended):
         await _settle(job, verdict, report)
@@ -144,6 +156,7 @@ async def _apply(
             status=told.get("last_status"),
             delay_ms=told.get("delay_ms"),
             execution_ms=told.get("execution_ms"),
+            error=complaint,
             adopted_id=job.hinted_id if report and job.remote_id is None else None,
             deadline_passed=isinstance(verdict, CancelIt) and not job.cancel_wanted,
         )
@@ -174,12 +187,18 @@ async def _settle(job: JobRow, ended: Ended, report: JobReport | None) -> None:
         told["remote_id"] = job.hinted_id
     if ended.output is not None and ended.output.gauges is not None:
         told["gauges"] = ended.output.gauges.model_dump()
-    if ended.outcome is not JobOutcome.COMPLETED:
-        told["error_message"] = ended.error.message
+    # In the place of what a failed poll may have said.
+    told["error_message"] = _said(ended)
     if ended.output is not None and ended.output.debug:
         log.info("Job of run %s says: %s", job.run_id, " | ".join(ended.output.debug))
     await _call(lambda: remote_jobs.settle(job, ended.outcome, pages, reasons, told))
     log.info("A job of run %s ended: %s", job.run_id, ended.outcome)
+
+
+def _said(ended: Ended) -> str | None:
+    if ended.error is None:
+        return "Cancelled: its run had ended."
+    return None if ended.outcome is JobOutcome.COMPLETED else ended.error.message
 
 
 def _told(report: JobReport | None) -> dict[str, Any]:
@@ -199,7 +218,10 @@ def results(
     """What the job's end stores of each of its pages, and why those left would be posted again.
 
     `so_far`: why each page was posted until now; for its own failure none is posted twice.
+    A job that we cancelled leaves its pages as they are.
     """
+    if ended.error is None:
+        return [], {}
     found = {page.page: page for page in (ended.output.pages if ended.output else [])}
     remaining = _remaining(job, ended.output)
     stored: list[StoredPage] = []
@@ -212,7 +234,7 @@ def results(
         if page is not None and page.error is None:
             stored.append(_read(page, ended.output))
             continue
-        error, lasting = _page_error(page, ended)
+        error, lasting = _page_error(page, ended.error)
         spent = lasting or ended.repost in so_far.get(number, ())
         again = None if spent else ended.repost
         if again is not None:
@@ -229,13 +251,15 @@ def _remaining(job: JobRow, output: JobOutput | None) -> set[int]:
     return set(output.remaining_pages) - brought if brought & set(job.pages) else set()
 
 
-def _page_error(page: PageOutput | None, ended: Ended) -> tuple[PageError, bool]:
+def _page_error(page: PageOutput | None, of_job: PageError) -> tuple[PageError, bool]:
     """The page's own error, or the job's; and whether the same again would change nothing."""
     if page is None or page.error is None:
-        return ended.error, False
+        return of_job, False
     known = _LASTING.get(page.error.code)
     if known is not None:
         return known(page.error.message), True
+    if page.error.code == LayoutUnavailable.code:
+        return LayoutUnavailable(page.error.message), False
     return OcrRejected(f"{page.error.message} ({page.error.code})"), False
 
 
@@ -252,33 +276,35 @@ def _failed(number: int, error: PageError, again: PostReason | None) -> StoredPa
 
 def _read(page: PageOutput, output: JobOutput | None) -> StoredPage:
     engine = output.engine if output else None
-    state, warnings = _state(page)
+    remarks = page.warnings or _own_remarks(page)
+    states = [_STATES[remark.code] for remark in remarks if remark.code in _STATES]
     return StoredPage(
         number=page.page,
-        state=state,
+        state=states[0] if states else PageState.OCR,
         markdown=page.markdown.strip(),
         columns={
             "finish_reason": page.finish_reason,
             "prompt_tokens": page.tokens.prompt,
             "completion_tokens": page.tokens.completion,
             "seconds": page.seconds,
+            "dpi": page.dpi,
             "engine": engine.name if engine else None,
             "model": engine.model if engine else None,
-            "parser_version": engine.version if engine else None,
+            "parser_version": page.parser_version,
         },
-        warnings=warnings,
+        regions=[region.model_dump() for region in page.regions],
+        warnings=[remark.model_dump() for remark in remarks],
     )
 
 
-def _state(page: PageOutput) -> tuple[PageState, Sequence[dict[str, str]]]:
-    """The handler sends what two readings found; what it is called is decided here."""
+def _own_remarks(page: PageOutput) -> list[PageProblem]:
+    """What must be said of a page of which its handler says nothing."""
     if not page.markdown.strip():
         message = "Two readings found ink but no writing."
-        return PageState.NO_TEXT, [{"code": "page_without_text", "message": message}]
+        return [PageProblem(code="page_without_text", message=message)]
     if page.finish_reason == "length":
-        message = "The text stops at the token limit."
-        return PageState.TRUNCATED, [{"code": "page_truncated", "message": message}]
-    return PageState.OCR, []
+        return [PageProblem(code="page_truncated", message="The text stops at the token limit.")]
+    return []
 
 
 async def _call(function: Callable[[], T]) -> T:

@@ -36,6 +36,7 @@ from rag_service.runpod.client import (
     LostAnswer,
     NotAccepted,
     RunPodClient,
+    Unreachable,
 )
 from rag_service.runpod.jobs import request_key, token_digest
 from rag_service.runpod.payload import Envelope, Payload, PayloadMaker, Refused
@@ -43,6 +44,7 @@ from rag_service.settings import Settings, get_settings
 from rag_service.states import JobState, PageState, PostReason
 from workers.held_run import HeldRun
 from workers.remote_poll import poll_due
+from workers.remote_watch import open_client, probe_endpoint
 from workers.source import opened
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class RemoteRun:
         self._until = time.monotonic() + settings.runpod.poll_window
         # At the endpoint's limit of live jobs nothing is made before this moment.
         self._full_until = float("-inf")
+        self._passed = False
 
     async def work(self) -> None:
         """Until the run is finished, or nothing is left to do for this fork."""
@@ -85,7 +88,8 @@ class RemoteRun:
             await self._let_go(0.0)
             return True
         await self._repeat_lost()
-        await self._post_free()
+        if not await self._post_free():
+            await self._pass_trial()
         await poll_due(self._settings, run_id=self._run.id)
         if not await self._held.call(lambda: pages.pending(self._run)):
             await self._held.call(lambda: runs.finish(self._run))
@@ -121,27 +125,34 @@ class RemoteRun:
         soon = runpod.handler_volume and (job.lost_for or 0.0) >= runpod.repost_after
         return soon or job.left <= 0
 
-    async def _post_free(self) -> None:
+    async def _post_free(self) -> bool:
+        """Post pages that no job has; whether there was anything to post, and room for it."""
         if time.monotonic() < self._full_until:
-            return
+            return False
         if any(job.state is JobState.LOST for job in await self._jobs()):
             # What swallowed one post would swallow the next.
-            return
+            return False
         free = await self._held.call(lambda: remote_jobs.free_pages(self._run))
         if not free:
-            return
+            return False
         async with self._poster() as poster:
             for group in free:
                 if not await poster.post(group):
                     break
         if poster.at_limit:
             self._full_until = time.monotonic() + self._settings.runpod.poll_max
+        return not poster.at_limit
+
+    async def _pass_trial(self) -> None:
+        """A run that sends nothing cannot try the server for the others."""
+        url = self._settings.page_server
+        if not self._passed and url is not None:
+            await self._held.call(lambda: servers.pass_trial(url, self._run.id))
+        self._passed = True
 
     @asynccontextmanager
     async def _poster(self) -> AsyncIterator[Poster]:
-        runpod = self._settings.runpod
-        client = RunPodClient(runpod, base_url=runpod.api_base, endpoint_id=str(runpod.endpoint_id))
-        async with opened(self._run) as document, client:
+        async with opened(self._run) as document, open_client(self._settings.runpod) as client:
             maker = PayloadMaker(
                 self._settings,
                 document.pdf,
@@ -191,11 +202,11 @@ class Poster:
         return Envelope(
             request_key=request_key(self._run.id, self._run.fingerprint, numbers),
             dpi=self._run.dpi,
-            layout=self._settings.ocr.layout,
+            layout=self._run.layout,
             max_tokens=self._settings.ocr.max_tokens,
             execution_timeout_ms=int(seconds * 1000),
             ttl_ms=int(runpod.ttl * 1000),
-            webhook=f"{public.rstrip('/')}/webhooks/runpod/{token}" if public else None,
+            webhook=f"{public}/webhooks/runpod/{token}" if public else None,
         )
 
     async def _post(self, payload: Payload, reason: PostReason) -> bool:
@@ -254,6 +265,9 @@ class Poster:
         """The id is kept whoever holds the run by now."""
         try:
             remote_id = await self._client.run(body)
+        except Unreachable as error:
+            await self._require_answer(error)
+            raise TryAgain(error.message) from error
         except NotAccepted as error:
             raise TryAgain(error.message, error.retry_after) from error
         except EndpointRefused as error:
@@ -264,6 +278,12 @@ class Poster:
         await self._surely(lambda: remote_jobs.store_remote_id(job_id, remote_id))
         await self._surely(lambda: servers.mark_answered(self._client.url))
         log.info("Run %s: job %s posted", self._run.id, remote_id)
+
+    async def _require_answer(self, refused: Unreachable) -> None:
+        """Raises OcrOutage where RunPod does not answer at all: no schedule helps then."""
+        probe = await probe_endpoint(self._settings.runpod)
+        if not probe.ok:
+            raise OcrOutage(probe.message) from refused
 
     async def _surely(self, write: Callable[[], object]) -> None:
         """Write what no other fork could know, through an outage of PostgreSQL too."""

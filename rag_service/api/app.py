@@ -18,6 +18,7 @@ from rag_service.api import (
     documents,
     events,
     health,
+    jobs,
     lingering,
     metrics,
     pages,
@@ -58,7 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     services = Services(settings)
     app.state.services = services
-    for part in (documents, events, pages, reprocess, health, metrics, reference, webhooks):
+    for part in (documents, events, pages, jobs, reprocess, health, metrics, reference, webhooks):
         app.include_router(part.router)
     problems.install(app)
     # The last one added sees a request first.

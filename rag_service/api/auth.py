@@ -7,7 +7,7 @@ machine can reach the service under a name of its own (DNS rebinding).
 from __future__ import annotations
 
 import hmac
-import ipaddress
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rag_service.api import problems
 from rag_service.errors import ConfigurationError, Unauthorized
+from rag_service.hosts import is_loopback
 from rag_service.settings import Api
 
 OPEN_PATHS = frozenset({"/health/live"})
@@ -25,20 +26,11 @@ _HTTP_PORT = 80
 
 def require_safe_binding(api: Api) -> None:
     """Raise ConfigurationError where the service would listen beyond loopback without a key."""
-    if api.key is None and not _is_loopback(api.host):
+    if api.key is None and not is_loopback(api.host):
         raise ConfigurationError(
             f"api.host is {api.host}, which others can reach, but api.key is not set: "
             "set RAG_SERVICE_API_KEY, or listen on 127.0.0.1."
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class Gate:
@@ -48,6 +40,7 @@ class Gate:
         self._app = app
         self._key = api.key.get_secret_value().encode() if api.key else None
         self._hosts = _own_hosts(api)
+        self._hosts_of_webhooks = self._hosts | _public_hosts(api)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -58,9 +51,11 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if self._key is None:
-            return self._refuse_strangers(headers)
         path = scope["path"]
+        if self._key is None:
+            called_back = path.startswith(WEBHOOKS)
+            hosts = self._hosts_of_webhooks if called_back else self._hosts
+            return self._refuse_strangers(headers, hosts)
         if path in OPEN_PATHS or path.startswith(WEBHOOKS) or self._carries_key(headers):
             return None
         return problems.answer_error(Unauthorized())
@@ -70,14 +65,20 @@ class Gate:
         same = hmac.compare_digest(given.strip().encode("latin-1"), self._key or b"")
         return same and scheme.lower() == "bearer"
 
-    def _refuse_strangers(self, headers: Headers) -> Response | None:
+    def _refuse_strangers(self, headers: Headers, hosts: frozenset[str]) -> Response | None:
         host = headers.get("host", "").lower()
-        if host not in self._hosts:
+        if host not in hosts:
             return problems.forbidden(f"The Host {host!r} is not one of this service's own names")
         origin = headers.get("origin")
         if origin is not None and origin.lower().removeprefix("http://") not in self._hosts:
             return problems.forbidden(f"Pages of the origin {origin!r} may not use this service")
         return None
+
+
+def _public_hosts(api: Api) -> frozenset[str]:
+    """What RunPod names as Host, where the proxy of api.public_url passes it on."""
+    place = urlsplit(api.public_url or "").netloc.rpartition("@")[2].lower()
+    return frozenset({place} if place else ())
 
 
 def _own_hosts(api: Api) -> frozenset[str]:

@@ -33,17 +33,19 @@ async def live() -> Alive:
 )
 async def ready(here: Here, response: Response) -> Health:
     """200 while documents can be accepted and read back; `degraded` names what else is amiss:
-    broker, ghostscript, prepare_worker, ocr_worker, maintenance, ocr_server.
+    broker, ghostscript, prepare_worker, ocr_worker, maintenance, ocr_server, layout_server,
+    no_gpu_workers.
     """
     run = anyio.to_thread.run_sync
-    database, storage, broker = await asyncio.gather(
+    database, storage, broker, layout = await asyncio.gather(
         run(health.database_faults),
         run(health.storage_faults, lambda: here.store),
         run(health.broker_faults, here.settings),
+        run(health.layout_faults, here.settings),
     )
     fleet = [] if database else await run(partial(health.fleet_faults, here.settings))
     shrinkers = health.shrinker_faults(here.settings)
-    found = Health.of(database + storage, broker + shrinkers + fleet)
+    found = Health.of(database + storage, broker + shrinkers + layout + fleet)
     if found.status is HealthStatus.UNAVAILABLE:
         response.status_code = 503
     return found

@@ -20,7 +20,7 @@ _OTHER = "other"
 
 @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
 def metrics(here: Here) -> Response:
-    """Queues, documents, pages, workers and requests, in Prometheus's text format."""
+    """Queues, documents, pages, jobs, workers and requests, in Prometheus's text format."""
     return Response(here.telemetry.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

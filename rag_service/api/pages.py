@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Annotated
@@ -16,7 +17,7 @@ from rag_service.api.documents import DocumentId, require_document, unknown
 from rag_service.api.problems import documented
 from rag_service.api.query import KNOWN_PARAMETERS_ONLY
 from rag_service.api.services import Here
-from rag_service.errors import NotFound
+from rag_service.errors import InvalidOptions, NotFound
 from rag_service.knowledgebase.catalogue import (
     Source,
     get_page,
@@ -24,7 +25,8 @@ from rag_service.knowledgebase.catalogue import (
     list_pages,
     shown_run_id,
 )
-from rag_service.knowledgebase.views import DocumentView, PageView
+from rag_service.knowledgebase.views import DocumentView, PageView, WholePageView
+from rag_service.layout.types import Bbox
 from rag_service.markdown import outcome_of, page_section
 from rag_service.states import RunState
 
@@ -36,6 +38,7 @@ _MOST_LISTED = 500
 _STREAMED = 20
 _CACHED = "private, max-age=3600"
 _LARGEST_INT = 2**31 - 1
+_BBOX = re.compile(r"([0-9]{1,4}),([0-9]{1,4}),([0-9]{1,4}),([0-9]{1,4})")
 
 
 class PageList(BaseModel):
@@ -63,8 +66,8 @@ def pages(
 @router.get(
     "/documents/{document_id}/pages/{number}", summary="One page", responses=documented(NotFound)
 )
-def page(document_id: DocumentId, number: int) -> PageView:
-    """One page, counted from 1."""
+def page(document_id: DocumentId, number: int) -> WholePageView:
+    """One page, counted from 1, with its regions."""
     run_id = _require_run(document_id)
     found = get_page(run_id, number) if 1 <= number <= _LARGEST_INT else None
     if found is None:
@@ -84,10 +87,11 @@ def _require_run(document_id: str) -> str:
     summary="Picture of a page",
     response_class=Response,
     responses={
-        200: {"content": {"image/jpeg": {}}, "description": "The page as a JPEG."},
+        200: {"content": {"image/jpeg": {}}, "description": "A JPEG."},
         304: {"description": "The picture that the caller has is still right."},
         **documented(
             NotFound,
+            InvalidOptions,
             errors.SourceMissing,
             errors.EncryptedPdf,
             errors.CorruptPdf,
@@ -104,17 +108,41 @@ async def image(
     dpi: Annotated[
         int | None, Query(ge=36, le=300, description="Resolution; unset: what pages are read at.")
     ] = None,
+    bbox: Annotated[
+        str | None,
+        Query(
+            description="A part of the page: x1,y1,x2,y2 in thousandths of its width and height, "
+            "from the top left; unset: all of it.",
+            examples=["100,250,900,600"],
+        ),
+    ] = None,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """The page drawn from the stored file, counted from 1. The answer may be cached."""
+    """The page, or a part of it, drawn from the stored file; pages count from 1.
+
+    The answer may be cached.
+    """
+    box = _box(bbox) if bbox is not None else None
     source = await anyio.to_thread.run_sync(_require_source, document_id)
     dpi = dpi or here.settings.ocr.dpi
-    headers = {"ETag": _etag(source, number, dpi), "Cache-Control": _CACHED}
+    headers = {"ETag": _etag(source, number, dpi, box), "Cache-Control": _CACHED}
     if if_none_match is not None and headers["ETag"] in if_none_match:
         return Response(status_code=304, headers=headers)
     store = await anyio.to_thread.run_sync(lambda: here.store)
-    drawn = await here.pictures.draw(store, source, number, dpi)
-    return Response(drawn.jpeg, media_type="image/jpeg", headers=headers)
+    jpeg = await here.pictures.draw(store, source, number, dpi, box)
+    return Response(jpeg, media_type="image/jpeg", headers=headers)
+
+
+def _box(text: str) -> Bbox:
+    """Raises InvalidOptions."""
+    found = _BBOX.fullmatch(text)
+    if found is not None:
+        left, top, right, bottom = (int(edge) for edge in found.groups())
+        if left < right <= 1000 and top < bottom <= 1000:
+            return left, top, right, bottom
+    raise InvalidOptions(
+        "bbox: four whole numbers x1,y1,x2,y2 from 0 to 1000, with x1 < x2 and y1 < y2."
+    )
 
 
 def _require_source(document_id: str) -> Source:
@@ -124,9 +152,9 @@ def _require_source(document_id: str) -> Source:
     return source
 
 
-def _etag(source: Source, number: int, dpi: int) -> str:
-    """A key never gets other bytes, so key, page and resolution name the picture."""
-    return f'"{sha256(f"{source.key} {number} {dpi}".encode()).hexdigest()[:32]}"'
+def _etag(source: Source, number: int, dpi: int, box: Bbox | None) -> str:
+    """A key never gets other bytes, so key, page, resolution and part name the picture."""
+    return f'"{sha256(f"{source.key} {number} {dpi} {box}".encode()).hexdigest()[:32]}"'
 
 
 @router.get(

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 from rag_service.errors import NotFound
 from rag_service.knowledgebase.catalogue import Source
+from rag_service.layout.types import Bbox
 from rag_service.pdf.document import PdfWorker
-from rag_service.pdf.types import RenderedPage
 from rag_service.settings import Settings
 from rag_service.storage import DocumentStore
 
@@ -28,10 +28,12 @@ class PictureDesk:
         self._closing: asyncio.Task[None] | None = None
 
     async def draw(
-        self, store: DocumentStore, source: Source, number: int, dpi: int
-    ) -> RenderedPage:
-        """Page `number` (from 1) as a JPEG. Raises NotFound beyond the last page, SourceMissing,
-        and what PdfWorker.open and render raise.
+        self, store: DocumentStore, source: Source, number: int, dpi: int, box: Bbox | None
+    ) -> bytes:
+        """Page `number` (from 1), or the part of it in `box`, as a JPEG.
+
+        Raises NotFound beyond the last page, SourceMissing, and what PdfWorker.open and render
+        raise.
         """
         async with self._turn:
             self._stay_open()
@@ -40,7 +42,9 @@ class PictureDesk:
                     await self._open(store, source)
                 if not 1 <= number <= self._pages:
                     raise NotFound(f"The document has {self._pages} pages.")
-                return await self._worker.render(number, dpi)
+                if box is None:
+                    return (await self._worker.render(number, dpi)).jpeg
+                return (await self._worker.part(number, dpi, box)).jpeg
             finally:
                 self._closing = asyncio.create_task(self._close_when_idle())
 

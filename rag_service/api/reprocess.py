@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
@@ -10,7 +11,7 @@ from urllib.parse import parse_qsl
 import anyio
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from rag_service import errors
 from rag_service.api import upload
@@ -30,6 +31,7 @@ router = APIRouter(tags=["reprocess"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
 _BODY_BYTES = 64 * 1024
 _MOST_IDS = 1000
+_MOST_DPI = 10_000
 
 
 _Body = TypeVar("_Body", bound="_Changes")
@@ -43,6 +45,9 @@ class _Changes(BaseModel):
     parser: Word | None = None
     ocr: Word | None = Field(None, json_schema_extra={"enum": [mode.value for mode in OcrMode]})
     all_pages: bool = Field(False, description="Read good pages again too.")
+    pages: Word | None = Field(
+        None, description="These pages alone; other good ones stay.", examples=["3,7-9"]
+    )
     priority: str = Field(
         Priority.BULK.name.lower(), pattern="^(interactive|bulk)$", examples=["bulk"]
     )
@@ -54,6 +59,7 @@ class _Changes(BaseModel):
             ocr=self.ocr,
             all_pages=self.all_pages,
             priority=Priority[self.priority.upper()],
+            pages=self.pages,
         )
 
 
@@ -72,10 +78,25 @@ class RedoMany(_Changes):
     failed: bool = Field(False, description="Documents whose newest run failed.")
     error: Word | None = Field(None, description="Error code of the newest run or of a page.")
     collection: Word | None = None
+    since: AwareDatetime | None = Field(
+        None, description="Documents whose newest run ended at or after this time."
+    )
+    before: AwareDatetime | None = Field(
+        None, description="Documents whose newest run ended before this time."
+    )
+    parser_was: Word | None = Field(None, description="Documents whose text is this parser's.")
+    truncated: bool = Field(False, description="Pages whose text was cut.")
+    model_was: Word | None = Field(None, description="Pages that this model read.")
+    engine_was: Word | None = Field(None, description="Pages that this engine read.")
+    version_was: Word | None = Field(None, description="Pages of this version of the parser.")
+    dpi_was: int | None = Field(
+        None, ge=1, le=_MOST_DPI, description="Pages drawn at this resolution."
+    )
     dry_run: bool = Field(False, description="Say what would be done, and do nothing.")
 
     def selectors(self) -> Selectors:
-        return Selectors(tuple(self.ids), self.failed, self.error, self.collection)
+        given = {field.name: getattr(self, field.name) for field in fields(Selectors)}
+        return Selectors(**given | {"ids": tuple(self.ids)})
 
 
 class RedoList(BaseModel):
@@ -166,7 +187,8 @@ def redo_documents(wanted: Annotated[RedoMany, Depends(_wanted_of_many)], here: 
     """Make a new run for each selected document that has something to redo.
 
     Documents at work are skipped and counted. Documents that ended `worker_crashed` are redone
-    by id only. At least one selector is needed.
+    by id only. At least one selector is needed. Selectors about pages look at the text that
+    answers now: pages that fit all of them are read again, the documents' other good pages stay.
     """
     redone = reprocess(here.settings, wanted.selectors(), wanted.checked(), dry_run=wanted.dry_run)
     counts = Counter(redo.action for redo in redone)

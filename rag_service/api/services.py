@@ -26,7 +26,7 @@ class Services:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.telemetry = Telemetry()
+        self.telemetry = Telemetry(settings)
         self.pictures = PictureDesk(settings)
         self.uploads = asyncio.Semaphore(_UPLOADS)
         # Set when the process is asked to stop: streams without an end of their own end.

@@ -63,6 +63,12 @@ def check_servers(settings: Settings) -> None:
         broker_url(settings)
 
 
+def check_transport(settings: Settings) -> None:
+    """Raise ConfigurationError where jobs could neither be posted nor asked for."""
+    if settings.ocr.transport == "runpod" and settings.unset_for_pages is not None:
+        raise ConfigurationError(settings.unset_for_pages)
+
+
 def check_worker(settings: Settings) -> None:
     """Raise ConfigurationError for what would fail every document of a worker."""
     from rag_service.storage import require_address

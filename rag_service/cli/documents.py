@@ -10,16 +10,22 @@ import typer
 
 from rag_service.cli import rendering, words
 from rag_service.cli.options import Collection, Ids, Json, begin
-from rag_service.cli.output import print_json, print_table
+from rag_service.cli.output import note, print_json, print_table
 from rag_service.cli.rendering import Format
 from rag_service.errors import NotFound
 from rag_service.states import RunState
 
 if TYPE_CHECKING:
     from rag_service.client import Client
-    from rag_service.knowledgebase.views import DocumentView
+    from rag_service.knowledgebase.views import DocumentView, JobView
 
 _COLUMNS = ("id", "file", "collection", "status", "pages", "waits", "error", "warnings", "added")
+# Only where a document had jobs that are paid by the second.
+_COST = "cost"
+_JOB_COLUMNS = (
+    "job", "pages", "reason", "state", "status", "outcome", "submitted", "age", "polls",
+    "delay ms", "execution ms", "usd at least", "error",
+)  # fmt: skip
 _LISTED = 50
 _GONE = "not found"
 
@@ -48,6 +54,8 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show how documents stand, the newest first."""
+    from rag_service.markdown import cost_of
+
     with _client() as client:
         if ids:
             found = [(one, _look_up(client, one)) for one in dict.fromkeys(ids)]
@@ -60,7 +68,11 @@ def status(
         for view in views:
             print_json(view)
     else:
-        print_table(_COLUMNS, [_row(one, view) for one, view in found])
+        rows = [_row(one, view) for one, view in found]
+        costs = [cost_of(view.cost) if view else "" for _, view in found]
+        if any(costs):
+            rows = [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
+        print_table((*_COLUMNS, _COST) if any(costs) else _COLUMNS, rows)
         cut = f" (the newest {limit}; --limit shows more)" if len(found) == limit else ""
         typer.echo(words.status_counts(views) + ("" if ids else cut))
     if len(views) < len(found):
@@ -95,17 +107,43 @@ def _row(document_id: str, view: DocumentView | None) -> tuple[object, ...]:
 def show(
     document_id: Annotated[str, typer.Argument(metavar="ID", help="The document's id.")],
     page: Annotated[int | None, typer.Option(min=1, help="This page alone.")] = None,
+    jobs: Annotated[
+        bool, typer.Option("--jobs", help="Its jobs on RunPod, in place of its text.")
+    ] = False,
     form: Annotated[Format, typer.Option("--format", help="How it is printed.")] = Format.MD,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Print a document's text, page by page."""
+    """Print a document's text, page by page, or what was posted to RunPod for it."""
+    if jobs and page is not None:
+        raise typer.BadParameter("a job has several pages: leave --page out.", param_hint="--jobs")
     form = Format.JSON if as_json else form
     with _client() as client:
+        if jobs:
+            _print_jobs(client.jobs(document_id), as_json=form is Format.JSON)
+            return
         if page is not None:
             sys.stdout.write(rendering.page(client.page(document_id, page), form))
             return
         view = client.document(document_id)
         sys.stdout.writelines(rendering.document(view, client.pages(document_id), form))
+
+
+def _print_jobs(jobs: list[JobView], *, as_json: bool) -> None:
+    if as_json:
+        for job in jobs:
+            print_json(job)
+    elif jobs:
+        print_table(_JOB_COLUMNS, map(_job_row, jobs))
+    else:
+        note("No page of this document was posted to RunPod.")
+
+
+def _job_row(job: JobView) -> tuple[object, ...]:
+    return (
+        job.remote_id, words.page_ranges(job.pages), job.reason, job.state, job.last_status,
+        job.outcome, words.moment(job.submitted_at), words.duration(job.age_seconds), job.polls,
+        job.delay_ms, job.execution_ms, None if job.usd is None else f"{job.usd:.4f}", job.error,
+    )  # fmt: skip
 
 
 def cancel(ids: Ids, as_json: Json = False) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rag_service.cli import words
-from rag_service.cli.options import Collection, Json, Ocr, Parser, PasswordFile, Wait, begin
+from rag_service.cli.options import Json, Ocr, Parser, PasswordFile, Wait, begin
 from rag_service.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -30,40 +32,128 @@ def register(app: typer.Typer) -> None:
     app.command()(reprocess)
 
 
+def _moment(text: str) -> str:
+    """A time as people type it, without an offset in local time, in the words of the API."""
+    try:
+        return datetime.fromisoformat(text).astimezone().isoformat()
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(
+            f"{text!r} is no time, as in 2026-03-01 or 2026-03-01 14:30."
+        ) from error
+
+
+_DOCUMENTS = "Which documents: all that is given narrows them together"
+_PAGES = "Pages of theirs that are read again although they are good; the others stay"
+
+_Failed = Annotated[
+    bool, typer.Option("--failed", help="Whose newest run failed.", rich_help_panel=_DOCUMENTS)
+]
+_Error = Annotated[
+    str | None,
+    typer.Option(
+        help="Whose newest run, or a page of it, has this code.", rich_help_panel=_DOCUMENTS
+    ),
+]
+_Collection = Annotated[
+    str | None, typer.Option(help="Of this collection.", rich_help_panel=_DOCUMENTS)
+]
+_Since = Annotated[
+    str | None,
+    typer.Option(
+        parser=_moment, metavar="TIME", rich_help_panel=_DOCUMENTS,
+        help="Whose newest run ended then or later.",
+    ),
+]  # fmt: skip
+_Before = Annotated[
+    str | None,
+    typer.Option(
+        parser=_moment, metavar="TIME", rich_help_panel=_DOCUMENTS,
+        help="Whose newest run ended earlier.",
+    ),
+]  # fmt: skip
+_ParserWas = Annotated[
+    str | None, typer.Option(help="Whose text is this parser's.", rich_help_panel=_DOCUMENTS)
+]
+_Truncated = Annotated[
+    bool, typer.Option("--truncated", help="Whose text was cut.", rich_help_panel=_PAGES)
+]
+_ModelWas = Annotated[
+    str | None, typer.Option(help="That this model read.", rich_help_panel=_PAGES)
+]
+_EngineWas = Annotated[
+    str | None, typer.Option(help="That this engine read.", rich_help_panel=_PAGES)
+]
+_VersionWas = Annotated[
+    str | None, typer.Option(help="Of this version of the parser.", rich_help_panel=_PAGES)
+]
+_DpiWas = Annotated[
+    int | None, typer.Option(min=1, help="Drawn at this resolution.", rich_help_panel=_PAGES)
+]
+_Pages = Annotated[
+    str | None, typer.Option(metavar="3,7-9", help="With these numbers.", rich_help_panel=_PAGES)
+]
+_AllPages = Annotated[bool, typer.Option("--all-pages", help="Read good pages again too.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+
+
 def reprocess(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]...", help="Documents by their id.")
     ] = None,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Documents whose newest run failed.")
-    ] = False,
-    error: Annotated[
-        str | None, typer.Option(help="Documents whose newest run, or a page, has this code.")
-    ] = None,
-    collection: Collection = None,
+    failed: _Failed = False,
+    error: _Error = None,
+    collection: _Collection = None,
+    since: _Since = None,
+    before: _Before = None,
+    parser_was: _ParserWas = None,
+    truncated: _Truncated = False,
+    model_was: _ModelWas = None,
+    engine_was: _EngineWas = None,
+    version_was: _VersionWas = None,
+    dpi_was: _DpiWas = None,
+    pages: _Pages = None,
+    all_pages: _AllPages = False,
     parser: Parser = None,
     ocr: Ocr = None,
-    all_pages: Annotated[
-        bool, typer.Option("--all-pages", help="Read good pages again too.")
-    ] = False,
     password_file: PasswordFile = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
-    ] = False,
+    dry_run: _DryRun = False,
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
     """Redo documents; good pages are kept, the old text stays until the new one is there."""
+    of_pages = {
+        "truncated": truncated, "model_was": model_was, "engine_was": engine_was,
+        "version_was": version_was, "dpi_was": dpi_was,
+    }  # fmt: skip
+    selectors = of_pages | {
+        "ids": ids or [], "failed": failed, "error": error, "collection": collection,
+        "since": since, "before": before, "parser_was": parser_was,
+    }  # fmt: skip
+    changes = {"parser": parser, "ocr": ocr, "all_pages": all_pages, "pages": pages}
+    if password_file and not ids:
+        raise typer.BadParameter("needs the IDs of the documents.", param_hint="--password-file")
+    if password_file and (pages or any(of_pages.values())):
+        raise typer.BadParameter(
+            "what is locked has no pages to choose from.", param_hint="--password-file"
+        )
+    _send(selectors, changes, password_file, dry_run=dry_run, wait=wait, as_json=as_json)
+
+
+def _send(
+    selectors: dict[str, Any],
+    changes: dict[str, Any],
+    password_file: Path | None,
+    *,
+    dry_run: bool,
+    wait: bool,
+    as_json: bool,
+) -> None:
     from rag_service.cli.passwords import read_password
     from rag_service.client import Client
 
     settings = begin()
-    selectors = {"ids": ids or [], "failed": failed, "error": error, "collection": collection}
-    changes = {"parser": parser, "ocr": ocr, "all_pages": all_pages}
-    if password_file and not ids:
-        raise typer.BadParameter("needs the IDs of the documents.", param_hint="--password-file")
     with Client(settings) as client:
-        if ids and not dry_run:
+        if selectors["ids"] and not dry_run:
             redone = _redo_named(client, selectors, changes, read_password(password_file))
         else:
             redone = client.redo_many(selectors | changes | {"dry_run": dry_run})
@@ -85,10 +175,11 @@ def _redo_named(
     ids = [redo.id for redo in meant]
     if password is not None:
         return [client.redo(one, changes | {"password": password}) for one in ids]
-    needy = {view.id: view for view in locked(client.document(one) for one in ids)}
+    would_queue = [redo.id for redo in meant if redo.action == "would_queue"]
+    needy = {view.id: view for view in locked(client.document(one) for one in would_queue)}
     asked = [ask_and_redo(client, view, changes) for view in needy.values()]
     rest = [one for one in ids if one not in needy]
-    redone = client.redo_many(changes | {"ids": rest}) if rest else []
+    redone = client.redo_many(selectors | changes | {"ids": rest}) if rest else []
     return redone + [redo for redo in asked if redo is not None]
 
 

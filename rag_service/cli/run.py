@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rag_service.cli import rendering, words
-from rag_service.cli.checks import check_service, check_worker
+from rag_service.cli.checks import check_service, check_transport, check_worker
 from rag_service.cli.files import require_regular, unreadable
 from rag_service.cli.options import Ocr, Parser, PasswordFile, begin
 from rag_service.cli.output import note, print_table, write_out
@@ -84,7 +84,7 @@ def run(
     """Do the whole job on some files and print their text."""
     settings = begin()
     # Wrong settings and options are said before anything is started for them.
-    check_worker(settings)
+    _check(settings, ocr)
     _options(settings, ocr, parser)
     password = read_password(password_file)
     form = Format.JSON if as_json else form
@@ -101,6 +101,16 @@ def run(
     _report(sent)
     if not all(one.well for one in sent):
         raise typer.Exit(1)
+
+
+def _check(settings: Settings, ocr: OcrMode | None) -> None:
+    """Raises ConfigurationError; where no page goes to a server, none need be named."""
+    from rag_service.settings import warn_of_unused_server
+
+    check_worker(settings)
+    if ocr is not OcrMode.OFF:
+        check_transport(settings)
+        warn_of_unused_server(settings)
 
 
 @contextmanager
@@ -128,7 +138,11 @@ def _start(
     from rag_service.cli.plan import Plan
 
     own_ocr = settings.needs_ocr_server and ocr is not OcrMode.OFF
-    settings = service.start_servers(_environment(settings, folder, own_ocr=own_ocr))
+    environment = _environment(settings, folder, own_ocr=own_ocr)
+    if ocr is OcrMode.OFF:
+        # Nothing travels, so maintenance needs no key of a service that would be asked.
+        environment["RAG_SERVICE_OCR_TRANSPORT"] = "direct"
+    settings = service.start_servers(environment)
     check_service(settings)
     plan = Plan(settings, folder / "logs", _DRAIN_SECONDS)
     programs = plan.prepare_only() if ocr is OcrMode.OFF else plan.workers()

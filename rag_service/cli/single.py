@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from rag_service.cli.checks import check_service, check_worker
+from rag_service.cli.checks import check_service, check_transport, check_worker
 from rag_service.cli.options import begin, begin_process
 from rag_service.cli.output import note
 from rag_service.errors import ConfigurationError, ServiceUnreachable
@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     app.command()(worker)
     app.command()(serve)
     app.command()(flower)
+    app.command("layout-server")(layout_server)
     app.command("cpu-ocr-server")(cpu_ocr_server)
     app.command()(migrate)
 
@@ -45,6 +46,8 @@ def worker(
     """Run one worker: prepare, ocr or maintenance."""
     settings = begin_process()
     check_worker(settings)
+    if kind is not WorkerKind.PREPARE:
+        check_transport(settings)
     if kind is WorkerKind.MAINTENANCE:
         from workers import maintenance
 
@@ -101,6 +104,14 @@ def check_flower(settings: Settings) -> None:
             f"flower.host: {settings.flower.host} is not loopback, so Flower needs credentials: "
             "set RAG_SERVICE_FLOWER_BASIC_AUTH to user:password."
         )
+
+
+def layout_server() -> None:
+    """Run the layout server: one model for all forks of a node."""
+    settings = begin_process()
+    from workers.layout_server import serve as serve_layout
+
+    serve_layout(settings)
 
 
 def cpu_ocr_server() -> None:

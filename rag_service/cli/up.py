@@ -46,11 +46,12 @@ def _check(settings: Settings, *, own_ocr: bool) -> None:
     ConfigurationError, StorageUnavailable.
     """
     from rag_service.api.auth import require_safe_binding
-    from rag_service.cli.checks import check_service
+    from rag_service.cli.checks import check_service, check_transport
     from rag_service.cli.single import check_flower
     from rag_service.embedded import require_free_port
 
     require_safe_binding(settings.api)
+    check_transport(settings)
     check_service(settings)
     check_flower(settings)
     require_free_port(settings.api.host, settings.api.port, "api.port")

@@ -93,6 +93,17 @@ def status_counts(views: Iterable[DocumentView]) -> str:
     return f"{total} document{'' if total == 1 else 's'}" + (f": {listed}" if listed else "")
 
 
+def page_ranges(numbers: Iterable[int]) -> str:
+    """`1-8, 12`."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ", ".join("-".join(map(str, ends)) for ends in ranges)
+
+
 def duration(seconds: float | None) -> str:
     """4.2 s, 3 min 05 s, 2 h 10 min."""
     if seconds is None:

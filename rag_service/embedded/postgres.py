@@ -27,8 +27,8 @@ from rag_service.embedded.account import (
     system_folder,
 )
 from rag_service.embedded.folder import end_leftovers
-from rag_service.embedded.supervisor import Program, bare_environment, dies_with_us, identity
 from rag_service.errors import ConfigurationError, ServiceUnreachable
+from rag_service.supervisor import Program, bare_environment, dies_with_us, identity
 
 log = logging.getLogger(__name__)
 

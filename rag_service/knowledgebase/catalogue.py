@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, case, func, literal, select, true, tuple_
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import Row, Select, and_, case, func, literal, or_, select, true, tuple_
+from sqlalchemy.orm import Session, aliased, defer
 from sqlalchemy.sql import ColumnElement
 
 from rag_service.knowledgebase.engine import get_engine
@@ -21,12 +21,23 @@ from rag_service.knowledgebase.views import (
     DocumentView,
     ErrorView,
     PageCounts,
+    PageStatus,
     PageView,
+    RegionView,
     RunView,
     WarningView,
+    WholePageView,
 )
 from rag_service.settings import get_settings
-from rag_service.states import HELD, TERMINAL, PageState, RunState, Stage, WaitingFor
+from rag_service.states import (
+    HELD,
+    TERMINAL,
+    JobState,
+    PageState,
+    RunState,
+    Stage,
+    WaitingFor,
+)
 
 # The run whose status and pages are shown, and the newest one.
 _Shown = aliased(Run, name="shown")
@@ -99,11 +110,12 @@ def _documents(server: str | None) -> Select[Any]:
 
 
 def _waiting_for(server: str | None) -> ColumnElement[str | None]:
-    """Why the newest run waits; null where it has ended or a live worker holds it."""
+    """Why the newest run waits; null where it has ended or a live worker reads its pages."""
     worker = select(WorkerRow.id).where(alive(), WorkerRow.stage == _stage()).correlate(_Latest)
     whens: list[tuple[ColumnElement[bool], Any]] = [
         (_Latest.state == RunState.REMOTE, WaitingFor.REMOTE_JOB.value),
         (_is_forsaken(), WaitingFor.WORKER.value),
+        (_is_all_posted(), WaitingFor.REMOTE_JOB.value),
         (_Latest.state.not_in([Stage.PREPARE.waiting, Stage.OCR.waiting]), None),
     ]
     if server:
@@ -121,6 +133,27 @@ def _is_forsaken() -> ColumnElement[bool]:
     lease = get_settings().lease
     left = timedelta(seconds=lease.seconds - lease.give_up_after)
     return and_(_Latest.state.in_(HELD), _Latest.lease_expires_at < func.clock_timestamp() + left)
+
+
+def _is_all_posted() -> ColumnElement[bool]:
+    """Held by a fork that can but follow its jobs: they have all the pages that remain.
+
+    Not EXISTS, for which a listing would read the whole table of pages.
+    """
+    remaining = (
+        select(Page.number)
+        .where(Page.run_id == _Latest.id, Page.state == PageState.PENDING)
+        .correlate(_Latest)
+        .limit(1)
+    )
+    here = remaining.outerjoin(RemoteJob, RemoteJob.id == Page.remote_job_id).where(
+        or_(RemoteJob.id.is_(None), RemoteJob.state == JobState.SUBMITTING)
+    )
+    return and_(
+        _Latest.state == RunState.OCR,
+        remaining.scalar_subquery().is_not(None),
+        here.scalar_subquery().is_(None),
+    )
 
 
 def _stage() -> ColumnElement[str]:
@@ -305,29 +338,42 @@ def shown_run_id(document_id: str) -> str | None:
 
 
 def list_pages(run_id: str, *, after: int = 0, limit: int = 500) -> list[PageView]:
-    """Pages of a run in order, from the one after `after`."""
+    """Pages of a run in order, from the one after `after`; their regions are left out."""
     query = (
         select(Page)
+        .options(defer(Page.regions, raiseload=True))
         .where(Page.run_id == run_id, Page.number > after)
         .order_by(Page.number)
         .limit(limit)
     )
     with Session(get_engine()) as session:
-        return [_page_view(page) for page in session.scalars(query)]
+        over = _is_over(session, run_id)
+        return [_page_view(page, over=over) for page in session.scalars(query)]
 
 
-def get_page(run_id: str, number: int) -> PageView | None:
+def get_page(run_id: str, number: int) -> WholePageView | None:
     """One page of a run."""
-    found = list_pages(run_id, after=number - 1, limit=1)
-    return found[0] if found and found[0].number == number else None
+    with Session(get_engine()) as session:
+        page = session.get(Page, (run_id, number))
+        if page is None:
+            return None
+        regions = [RegionView.model_validate(region) for region in page.regions]
+        view = _page_view(page, over=_is_over(session, run_id))
+        return WholePageView(**dict(view), regions=regions)
 
 
-def _page_view(page: Page) -> PageView:
+def _is_over(session: Session, run_id: str) -> bool:
+    return session.scalar(select(Run.state).where(Run.id == run_id)) in TERMINAL
+
+
+def _page_view(page: Page, *, over: bool) -> PageView:
+    """The page; `over`: its run has ended, so that nothing is pending any more."""
+    never_read = over and page.state == PageState.PENDING
     return PageView(
         number=page.number,
         plan=page.plan,
         plan_reason=page.plan_reason,
-        status=PageState(page.state),
+        status=PageStatus.NOT_READ if never_read else PageStatus(page.state),
         markdown=page.markdown,
         width_pt=page.width_pt,
         height_pt=page.height_pt,

@@ -33,7 +33,7 @@ from rag_service.knowledgebase.endings import UNCLAIMED, WORKED, end_run
 from rag_service.knowledgebase.engine import begin, single
 from rag_service.knowledgebase.models import Document, OcrServer, Page, Run
 from rag_service.settings import Lease
-from rag_service.states import HELD, PageState, Priority, RunState, ServerState, Stage
+from rag_service.states import HELD, LayoutMode, PageState, Priority, RunState, ServerState, Stage
 
 # Where a run that is let go waits for its next worker.
 _WAITING_AGAIN = case(
@@ -72,8 +72,10 @@ class ClaimedRun:
     model: str
     ocr: str
     dpi: int
+    layout: LayoutMode
     fingerprint: str
     reuse_pages: bool
+    redo_pages: tuple[int, ...]
     page_count: int | None
     worked_seconds: float
 
@@ -196,8 +198,10 @@ def _claimed(row: Row[*tuple[Any, ...]]) -> ClaimedRun:
         model=row.model,
         ocr=row.ocr,
         dpi=row.dpi,
+        layout=LayoutMode(row.layout),
         fingerprint=row.fingerprint,
         reuse_pages=row.reuse_pages,
+        redo_pages=tuple(row.redo_pages),
         page_count=row.page_count,
         worked_seconds=row.worked_seconds,
     )

@@ -116,9 +116,12 @@ class Run(Base):
     model: Mapped[str]
     ocr: Mapped[str]
     dpi: Mapped[int]
+    layout: Mapped[str]
     fingerprint: Mapped[str]
     priority: Mapped[int] = mapped_column(SmallInteger)
     reuse_pages: Mapped[bool] = mapped_column(default=True)
+    # Pages to be read again though they are good; all other good ones stay as they are.
+    redo_pages: Mapped[list[int]] = mapped_column(default=list)
 
     # Not to be claimed before this time.
     retry_at: Mapped[datetime | None]
@@ -165,6 +168,8 @@ class Page(Base):
     width_pt: Mapped[float]
     height_pt: Mapped[float]
     markdown: Mapped[str] = mapped_column(default="")
+    # Its blocks in reading order, as they travel: index, label, bbox_2d, content.
+    regions: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
 
     finish_reason: Mapped[str | None]
     prompt_tokens: Mapped[int | None]

@@ -7,14 +7,28 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Boolean, Connection, bindparam, case, func, literal, select, update
+from sqlalchemy import (
+    ARRAY,
+    Boolean,
+    Connection,
+    Integer,
+    ScalarSelect,
+    all_,
+    bindparam,
+    case,
+    func,
+    literal,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import Insert, distinct_on
 from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.sql import ColumnElement
 
 from rag_service.errors import RagServiceError
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.leases import ClaimedRun, fence
-from rag_service.knowledgebase.models import Page, Run
+from rag_service.knowledgebase.models import Document, Page, Run
 from rag_service.knowledgebase.text import clean, clean_tree
 from rag_service.states import GOOD, PageState
 
@@ -61,6 +75,7 @@ class StoredPage:
     warnings: Sequence[dict[str, Any]] = ()
     error: RagServiceError | None = None
     retry_in: float | None = None
+    regions: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +209,7 @@ def _outcome_values(page: StoredPage) -> dict[str, Any]:
         **_error_values(page.error),
         "state": PageState.PENDING if again else page.state,
         "markdown": clean(page.markdown),
+        "regions": clean_tree(page.regions),
         "warnings": Page.warnings.op("||")(literal(clean_tree(page.warnings), Page.warnings.type)),
         "hand_epoch": None,
         "tries": Page.tries + 1 if again else Page.tries,
@@ -206,12 +222,31 @@ def _due(retry_in: float | None) -> Any:
     return None if retry_in is None else func.clock_timestamp() + timedelta(seconds=retry_in)
 
 
-def reuse(run: ClaimedRun) -> int:
-    """Copy good pages with the same fingerprint from the document's earlier runs; how many.
+def reusable(document_id: str, fingerprint: str, redo_pages: Sequence[int]) -> ColumnElement[bool]:
+    """The condition under which a run with this fingerprint takes over a page of its document.
 
-    Of several, the newest run's. A native or blank page is the same whatever reads scans, so
-    its fingerprint is the run's too. Raises LeaseLost.
+    Good pages that were read with the same options; a native or blank page is the same whatever
+    reads scans, so its fingerprint is the run's too. A run that is to redo certain pages takes
+    over every other good page that answers now, whatever it was read with.
     """
+    fit = Page.fingerprint == fingerprint
+    if redo_pages:
+        redone = literal(list(redo_pages), ARRAY(Integer))
+        fit = (fit | (Page.run_id == _answering(document_id))) & (Page.number != all_(redone))
+    return Page.state.in_(GOOD) & fit
+
+
+def _answering(document_id: str) -> ScalarSelect[str | None]:
+    return select(Document.current_run_id).where(Document.id == document_id).scalar_subquery()
+
+
+def reuse(run: ClaimedRun) -> int:
+    """Copy the pages that are `reusable` from the document's earlier runs; how many.
+
+    Of several, the one that answers now where pages are kept for that, else the newest run's.
+    Raises LeaseLost.
+    """
+    answers_now = case((Page.run_id == _answering(run.document_id), 0), else_=1)
     names = [column.name for column in Page.__table__.columns if column.name not in _OWN]
     candidates = (
         select(*(getattr(Page, name) for name in names))
@@ -220,10 +255,9 @@ def reuse(run: ClaimedRun) -> int:
         .where(
             Run.document_id == run.document_id,
             Run.id != run.id,
-            Page.fingerprint == run.fingerprint,
-            Page.state.in_(GOOD),
+            reusable(run.document_id, run.fingerprint, run.redo_pages),
         )
-        .order_by(Page.number, Run.number.desc())
+        .order_by(Page.number, *([answers_now] if run.redo_pages else []), Run.number.desc())
         .subquery()
     )
     rows = select(

@@ -313,10 +313,14 @@ def note_poll(
     status: str | None = None,
     delay_ms: int | None = None,
     execution_ms: int | None = None,
+    error: str | None = None,
     adopted_id: str | None = None,
     deadline_passed: bool = False,
 ) -> None:
-    """The poll brought no end: give the claim back until the next."""
+    """The poll brought no end: give the claim back until the next.
+
+    `error` is what a failed poll said, empty where it was answered; None: nobody was asked.
+    """
     began = RemoteJob.polled_until - timedelta(seconds=_POLL_CLAIM_SECONDS)
     planned = func.clock_timestamp() + timedelta(seconds=next_in)
     # A webhook or a cancel that came during the poll wants another at once.
@@ -328,6 +332,8 @@ def note_poll(
     }
     told = {"last_status": status, "delay_ms": delay_ms, "execution_ms": execution_ms}
     values |= {name: value for name, value in told.items() if value is not None}
+    if error is not None:
+        values["error_message"] = clean(error) or None
     if deadline_passed:
         values["deadline_passed"] = True
     if adopted_id is not None:
@@ -451,20 +457,6 @@ def forget_hint(job_id: str, remote_id: str) -> None:
             .where(RemoteJob.id == job_id, RemoteJob.hinted_id == clean(remote_id))
             .values(hinted_id=None)
         )
-
-
-def queued_for_long(endpoint: tuple[str, str], seconds: float) -> bool:
-    """Whether a job of the endpoint has queued for longer than that."""
-    base_url, endpoint_id = endpoint
-    query = select(RemoteJob.id).where(
-        RemoteJob.base_url == base_url,
-        RemoteJob.endpoint_id == endpoint_id,
-        RemoteJob.state == JobState.LIVE,
-        RemoteJob.last_status == "IN_QUEUE",
-        RemoteJob.submitted_at < func.clock_timestamp() - timedelta(seconds=seconds),
-    )
-    with begin() as connection:
-        return connection.scalar(query.limit(1)) is not None
 
 
 def _jobs() -> Select[*tuple[Any, ...]]:

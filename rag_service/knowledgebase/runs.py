@@ -20,7 +20,7 @@ from rag_service.knowledgebase.leases import ClaimedRun, claimable, fence
 from rag_service.knowledgebase.models import Document, Page, Run, new_id
 from rag_service.knowledgebase.pages import PROGRESS, PlannedRow, add_plan, failed_numbers
 from rag_service.knowledgebase.text import clean_tree
-from rag_service.states import TERMINAL, PageState, RunState, Stage
+from rag_service.states import TERMINAL, LayoutMode, PageState, RunState, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class RunOptions:
     model: str
     ocr: str
     dpi: int
+    layout: LayoutMode
 
     @property
     def fingerprint(self) -> str:
@@ -54,8 +55,11 @@ def add_run(
     priority: int,
     *,
     reuse_pages: bool = True,
+    redo_pages: Sequence[int] = (),
 ) -> str:
     """Insert a queued run of a document that has no active one.
+
+    It takes good pages over as `pages.reusable` says, or none where `reuse_pages` is false.
 
     Raises AlreadyActive, and NotFound where the document was deleted meanwhile: roll back then.
     """
@@ -70,6 +74,7 @@ def add_run(
         fingerprint=options.fingerprint,
         priority=priority,
         reuse_pages=reuse_pages,
+        redo_pages=list(redo_pages),
         **asdict(options),
     )
     try:

@@ -6,6 +6,7 @@ its first answered page opens the door for all others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -21,6 +22,8 @@ from rag_service.knowledgebase.models import OcrServer, Run
 from rag_service.knowledgebase.text import clean
 from rag_service.states import RunState, ServerState
 
+# What its outage is called, by its state or by an alarm.
+FAULT = "ocr_server"
 # Probes of a server that is out come more often than this.
 _USUAL_GAP = timedelta(minutes=5)
 _OUT = (ServerState.DOWN, ServerState.MISCONFIGURED)
@@ -28,14 +31,14 @@ _OUT = (ServerState.DOWN, ServerState.MISCONFIGURED)
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """The stored state of one OCR server."""
+    """The stored state of one OCR server; `alarms`: what else people should know of it, by name."""
 
     url: str
     state: ServerState
     message: str
     down_since: datetime | None
     last_success_at: datetime | None
-    alarm: str | None
+    alarms: Mapping[str, str]
 
 
 def get(url: str) -> ServerRecord | None:
@@ -51,12 +54,15 @@ def get(url: str) -> ServerRecord | None:
         row.message,
         row.down_since,
         row.last_success_at,
-        row.alarm,
+        _alarms(row.alarm),
     )
 
 
-def mark_out(url: str, message: str, *, misconfigured: bool) -> None:
-    """Note an outage; it lasts since the first such note after the last answered page."""
+def mark_out(url: str, message: str, *, misconfigured: bool) -> bool:
+    """Note an outage; it lasts since the first such note after the last answered page.
+
+    False where it was out in this way before.
+    """
     state = ServerState.MISCONFIGURED if misconfigured else ServerState.DOWN
     message = clean(message)
     now = func.clock_timestamp()
@@ -70,8 +76,11 @@ def mark_out(url: str, message: str, *, misconfigured: bool) -> None:
     insert = upsert(OcrServer).values(
         url=url, state=state, message=message, down_since=now, probed_at=now
     )
+    known = select(OcrServer.state).where(OcrServer.url == url).with_for_update()
     with begin() as connection:
+        before = connection.scalar(known)
         connection.execute(insert.on_conflict_do_update(index_elements=["url"], set_=change))
+    return before != state
 
 
 def _silence() -> ColumnElement[timedelta]:
@@ -97,14 +106,21 @@ def mark_answered(url: str) -> None:
         )
 
 
-def set_alarm(url: str, alarm: str | None) -> None:
-    """Note, or clear, what people should know of a server although it answers."""
+def set_alarms(url: str, alarms: Mapping[str, str]) -> None:
+    """Note what people should know of a server beside its state, by name, or that it is nothing."""
+    lines = [f"{name}: {' '.join(clean(message).split())}" for name, message in alarms.items()]
+    alarm = "\n".join(lines) or None
     with begin() as connection:
         connection.execute(
             update(OcrServer)
             .where(OcrServer.url == url, OcrServer.alarm.is_distinct_from(alarm))
             .values(alarm=alarm)
         )
+
+
+def _alarms(stored: str | None) -> dict[str, str]:
+    named = (line.partition(": ") for line in (stored or "").splitlines())
+    return {name: message for name, _, message in named}
 
 
 def begin_trial(url: str) -> str | None:
@@ -131,6 +147,20 @@ def begin_trial(url: str) -> str | None:
             update(OcrServer).where(OcrServer.url == url, OcrServer.state.in_(_OUT)).values(values)
         )
     return run_id if begun.rowcount else None
+
+
+def pass_trial(url: str, run_id: str) -> None:
+    """The run that was to try the server has nothing to send: let another one try."""
+    with begin() as connection:
+        connection.execute(
+            update(OcrServer)
+            .where(
+                OcrServer.url == url,
+                OcrServer.state == ServerState.TRIAL,
+                OcrServer.trial_run_id == run_id,
+            )
+            .values(state=ServerState.DOWN, trial_run_id=None)
+        )
 
 
 def end_stale_trial(url: str) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel
 
-from rag_service.states import PageState, RunState, WaitingFor
+from rag_service.states import GOOD, JobOutcome, JobState, PostReason, RunState, WaitingFor
 
 
 class ErrorView(BaseModel):
@@ -46,6 +46,29 @@ class CostView(BaseModel):
     lower_bound: bool = True
 
 
+class JobView(BaseModel):
+    """A post of some pages to RunPod. `age_seconds`: from the post until it ended, or until now;
+    `usd`: of its execution alone, a lower bound; `error`: why it failed, or its last poll did.
+    """
+
+    remote_id: str | None
+    run_id: str
+    endpoint_id: str
+    pages: list[int]
+    reason: PostReason
+    state: JobState
+    last_status: str | None
+    outcome: JobOutcome | None
+    submitted_at: datetime
+    expires_at: datetime
+    age_seconds: float
+    polls: int
+    delay_ms: int | None
+    execution_ms: int | None
+    usd: float | None
+    error: str | None
+
+
 class DocumentView(BaseModel):
     """A document as the API and `--json` show it; times are UTC, durations seconds."""
 
@@ -74,13 +97,30 @@ class DocumentView(BaseModel):
     run_seconds: float | None
 
 
+class PageStatus(StrEnum):
+    """A page's state as people see it: what is pending in a run that has ended was not read."""
+
+    PENDING = "pending"
+    NOT_READ = "not_read"
+    NATIVE = "native"
+    OCR = "ocr"
+    BLANK = "blank"
+    NO_TEXT = "no_text"
+    TRUNCATED = "truncated"
+    FAILED = "failed"
+
+    @property
+    def is_good(self) -> bool:
+        return self.value in GOOD
+
+
 class PageView(BaseModel):
     """A page as the API shows it."""
 
     number: int
     plan: str
     plan_reason: str
-    status: PageState
+    status: PageStatus
     markdown: str
     width_pt: float
     height_pt: float
@@ -96,6 +136,21 @@ class PageView(BaseModel):
     reused: bool
     error: ErrorView | None
     warnings: list[WarningView]
+
+
+class RegionView(BaseModel):
+    """A block of a page; `bbox_2d` is x1, y1, x2, y2 in thousandths of the page's sides."""
+
+    index: int
+    label: str
+    bbox_2d: tuple[int, int, int, int]
+    content: str
+
+
+class WholePageView(PageView):
+    """A page by itself: with its blocks in reading order, where it was read by blocks."""
+
+    regions: list[RegionView]
 
 
 class Action(StrEnum):

@@ -21,10 +21,13 @@ from pydantic import BaseModel
 from rag_service.errors import ConfigurationError, OcrMisconfigured, RagServiceError
 from rag_service.retry import RETRYABLE_STATUS, TryAgain, parse_retry_after
 from rag_service.settings import Ocr
+from rag_service.tls import trusted
 
-TEXT_PROMPT = "Text Recognition:"
-# Greedy reading with the model card's repetition penalty.
-_SAMPLING = {"temperature": 0.0, "top_p": 1e-05, "top_k": 1, "repetition_penalty": 1.1}
+# The model card's penalty. Greedy reading is its choice; a reading that looped is warmed up, which
+# greedy top_p and top_k would undo.
+_PENALTY = {"repetition_penalty": 1.1}
+_GREEDY = {"temperature": 0.0, "top_p": 1e-05, "top_k": 1}
+_WARM = {"temperature": 0.3, "top_p": 0.9}
 _MISCONFIGURED_STATUS = frozenset({401, 403, 404})
 _REJECTED_STATUS = frozenset({400, 413, 422})
 # Any other reason (abort, content_filter) means that the text is not what the page says.
@@ -55,7 +58,7 @@ class ServerFailed(RagServiceError):
 
 @dataclass(frozen=True, slots=True)
 class PageAnswer:
-    """One page's text as the server gave it; `seconds` from request to answer."""
+    """One picture's text as the server gave it; `seconds` from request to answer."""
 
     text: str
     finish_reason: str
@@ -75,11 +78,15 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Whether a server would answer now, and the reason where it would not."""
+    """Whether a server would answer now, and the reason where it would not.
+
+    `other_model`: it answers, and says that it serves other models than ours.
+    """
 
     ok: bool
     misconfigured: bool = False
     message: str = ""
+    other_model: bool = False
 
 
 class _Message(BaseModel):
@@ -120,6 +127,7 @@ class OcrClient:
                 pool=settings.pool_timeout,
             ),
             limits=httpx.Limits(max_connections=connections + 2),
+            verify=trusted(),
         )
 
     async def __aenter__(self) -> OcrClient:
@@ -133,16 +141,16 @@ class OcrClient:
     ) -> None:
         await self._http.aclose()
 
-    async def read_page(
-        self, jpeg: bytes, *, max_tokens: int, prompt: str = TEXT_PROMPT
+    async def read(
+        self, jpeg: bytes, *, prompt: str, max_tokens: int, warm: bool = False
     ) -> PageAnswer:
-        """Have one picture read.
+        """Have one picture read; `warm` lets the answer differ from the greedy one.
 
         Raises TryAgain (worth another request), ConnectionRefused, OcrMisconfigured, Rejected,
         ServerFailed.
         """
         started = time.monotonic()
-        response = await self._post(self._body(jpeg, prompt, max_tokens))
+        response = await self._post(self._body(jpeg, prompt, max_tokens, warm=warm))
         self._check(response)
         try:
             # Not pydantic's own reader: it refuses the halves of surrogate pairs that models emit.
@@ -151,7 +159,7 @@ class OcrClient:
             raise ServerFailed(f"HTTP 200 without an answer: {_excerpt(response)}") from error
         return self._answer(completion, time.monotonic() - started)
 
-    def _body(self, jpeg: bytes, prompt: str, max_tokens: int) -> dict[str, Any]:
+    def _body(self, jpeg: bytes, prompt: str, max_tokens: int, *, warm: bool) -> dict[str, Any]:
         picture = "data:image/jpeg;base64," + base64.b64encode(jpeg).decode("ascii")
         content = [
             {"type": "image_url", "image_url": {"url": picture}},
@@ -161,7 +169,8 @@ class OcrClient:
             "model": self._model,
             "messages": [{"role": "user", "content": content}],
             "max_tokens": max_tokens,
-            **_SAMPLING,
+            **(_WARM if warm else _GREEDY),
+            **_PENALTY,
         }
 
     async def _post(self, body: dict[str, Any]) -> httpx.Response:
@@ -239,7 +248,7 @@ class OcrClient:
                 f"{self.url} does not serve the model {self._model!r} (GLMOCR_MODEL); "
                 f"it serves: {', '.join(names) or 'none'}"
             )
-            return Probe(False, misconfigured=True, message=message)
+            return Probe(False, misconfigured=True, message=message, other_model=bool(names))
         return Probe(True)
 
     async def model_info(self) -> ModelInfo:

@@ -12,8 +12,9 @@ from datetime import datetime
 from typing import Protocol
 
 from rag_service.errors import RagServiceError
-from rag_service.pdf.types import RenderedPage
-from rag_service.states import PageState
+from rag_service.layout.types import Bbox
+from rag_service.pdf.types import Crop, PagePicture, RenderedPage
+from rag_service.states import LayoutMode, PageState
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,23 @@ class PageWarning:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """A block of a page in reading order: its label, its place and its Markdown."""
+
+    index: int
+    label: str
+    bbox: Bbox
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
 class PageResult:
     """What came of one page. `retry_in` is set where it gets one later try: it stays pending."""
 
     number: int
     state: PageState
     markdown: str = ""
+    regions: Sequence[Region] = ()
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -58,6 +70,7 @@ class ParseJob:
     run_id: str
     model: str
     dpi: int
+    layout: LayoutMode
     pages: Sequence[PageTask]
 
 
@@ -66,6 +79,14 @@ class PageSource(Protocol):
 
     async def render(self, number: int, dpi: int) -> RenderedPage:
         """A JPEG of the page. Raises PageTooLarge, PageTimeout, PageUnrenderable."""
+        ...
+
+    async def look(self, number: int, dpi: int) -> PagePicture:
+        """A small picture of the page, for its layout. Raises as `render` does."""
+        ...
+
+    async def crops(self, number: int, dpi: int, boxes: Sequence[Bbox]) -> list[Crop]:
+        """Those parts of the page, each as a JPEG, in order. Raises as `render` does."""
         ...
 
 

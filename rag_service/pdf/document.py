@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rag_service import errors
 from rag_service.errors import CorruptPdf, PageTimeout, PageUnrenderable, RagServiceError
@@ -20,7 +21,9 @@ from rag_service.pdf.frames import Frame
 from rag_service.pdf.limits import ChildLimits
 from rag_service.pdf.process import ChildDied, ChildTimeout, RenderChild
 from rag_service.pdf.types import (
+    Crop,
     OcrMode,
+    PagePicture,
     PdfWarning,
     Plan,
     PlannedPage,
@@ -30,7 +33,10 @@ from rag_service.pdf.types import (
 )
 
 if TYPE_CHECKING:
+    from rag_service.layout.types import Bbox
     from rag_service.settings import Pdf
+
+_DrawnPage = TypeVar("_DrawnPage", RenderedPage, PagePicture)
 
 BATCH = 32
 BATCHES_AHEAD = 2
@@ -116,18 +122,29 @@ class PdfWorker:
 
     async def render(self, number: int, dpi: int) -> RenderedPage:
         """Page `number` (from 1) as a JPEG; raises PageTooLarge, PageTimeout, PageUnrenderable."""
-        request = {"do": "render", "page": number, "dpi": dpi}
-        async with self._turn:
-            try:
-                frame = await self._ask(request, self._limits.page_time_limit)
-            except (ChildTimeout, ChildDied) as error:
-                raise self._page_error(error, number) from error
-        _raise_error(frame.head, number)
-        head = frame.head
-        return RenderedPage(
-            number, frame.body, head["width"], head["height"], head["dpi"], head["grey"],
-            _warnings(head["warnings"]),
-        )  # fmt: skip
+        frame = await self._ask_page({"do": "render", "page": number, "dpi": dpi})
+        return _drawn(RenderedPage, number, frame)
+
+    async def look(self, number: int, dpi: int) -> PagePicture:
+        """A small picture of page `number` (from 1), for its layout. Raises as `render` does.
+
+        The page as drawn at `dpi` is kept for `crops`, unless memory is needed for others.
+        """
+        frame = await self._ask_page({"do": "look", "page": number, "dpi": dpi})
+        return _drawn(PagePicture, number, frame)
+
+    async def crops(self, number: int, dpi: int, boxes: Sequence[Bbox]) -> list[Crop]:
+        """Parts of page `number` drawn at `dpi`, in order, sized for OCR. Raises as `render` does.
+
+        Boxes are in thousandths of the page. Sides become multiples of 28 pixels within
+        pdf.crop_min_pixels and pdf.crop_max_side.
+        """
+        return await self._cut(number, dpi, boxes, fit=True)
+
+    async def part(self, number: int, dpi: int, box: Bbox) -> Crop:
+        """One part of page `number` in the page's own pixels. Raises as `render` does."""
+        (part,) = await self._cut(number, dpi, [box], fit=False)
+        return part
 
     async def decrypt(self, path: Path, password: str, target: Path) -> None:
         """Write a copy of a PDF without its encryption to `target`.
@@ -202,6 +219,26 @@ class PdfWorker:
         """Kill the child; calls that still wait are cancelled. `open` may follow."""
         self._source = None
         self._discard()
+
+    async def _cut(self, number: int, dpi: int, boxes: Sequence[Bbox], *, fit: bool) -> list[Crop]:
+        frame = await self._ask_page(
+            {"do": "crops", "page": number, "dpi": dpi, "boxes": list(boxes), "fit": fit}
+        )
+        jpegs = BytesIO(frame.body)
+        return [
+            Crop(jpegs.read(length), width, height) for length, width, height in frame.head["crops"]
+        ]
+
+    async def _ask_page(self, request: dict[str, Any]) -> Frame:
+        """An answer about one page. Raises what the page is to blame for."""
+        number = request["page"]
+        async with self._turn:
+            try:
+                frame = await self._ask(request, self._limits.page_time_limit)
+            except (ChildTimeout, ChildDied) as error:
+                raise self._page_error(error, number) from error
+        _raise_error(frame.head, number)
+        return frame
 
     async def _plan_all(
         self,
@@ -342,6 +379,9 @@ class PdfWorker:
                 ChildLimits(
                     max_pixels=limits.max_pixels,
                     jpeg_quality=limits.jpeg_quality,
+                    crop_min_pixels=limits.crop_min_pixels,
+                    crop_max_side=limits.crop_max_side,
+                    raster_cache_mib=limits.raster_cache_mib,
                     trust_hidden_text=limits.trust_hidden_text,
                     max_mib=limits.child_max_mib,
                 )
@@ -404,6 +444,14 @@ def _raise_error(head: dict[str, Any], page: int | None = None) -> None:
 
 def _warnings(rows: Sequence[Sequence[Any]]) -> tuple[PdfWarning, ...]:
     return tuple(PdfWarning(code, message, page) for code, message, page in rows)
+
+
+def _drawn(kind: type[_DrawnPage], number: int, frame: Frame) -> _DrawnPage:
+    head = frame.head
+    return kind(
+        number, frame.body, head["width"], head["height"], head["dpi"], head["grey"],
+        _warnings(head["warnings"]),
+    )  # fmt: skip
 
 
 def _planned(head: dict[str, Any], number: int) -> PlannedPage:

@@ -10,8 +10,9 @@ from PIL import Image, ImageOps
 from rag_service.errors import CorruptPdf, PageTooLarge, PageUnrenderable
 from rag_service.pdf import ink
 from rag_service.pdf.limits import ChildLimits
-from rag_service.pdf.render import MAX_SIDE, MIN_DPI, POINTS_PER_INCH, Resolution, encode
-from rag_service.pdf.types import OcrMode, PdfWarning, Plan, PlannedPage, RenderedPage
+from rag_service.pdf.raster import Raster
+from rag_service.pdf.render import MAX_SIDE, MIN_DPI, POINTS_PER_INCH, Resolution, as_raster
+from rag_service.pdf.types import OcrMode, PdfWarning, Plan, PlannedPage
 
 FORMATS = {
     "image/png": ["PNG"],
@@ -62,7 +63,7 @@ class ImageSource:
             )  # fmt: skip
         return PlannedPage(number, Plan.OCR, "a picture file", width, height)
 
-    def render(self, number: int, dpi: float, jpeg_quality: int | None = None) -> RenderedPage:
+    def draw(self, number: int, dpi: float) -> Raster:
         """At its own pixels, or fewer: those that `dpi` gives on its paper, and max_pixels."""
         try:
             with self._open() as file:
@@ -77,7 +78,7 @@ class ImageSource:
         width, height = (max(1, round(side * scale)) for side in image.size)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
-        return encode(image, number, resolution, jpeg_quality or self._limits.jpeg_quality)
+        return as_raster(image, number, resolution)
 
     def close(self) -> None:
         """Nothing stays open between pages."""

@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from rag_service.pdf import tables
 from rag_service.pdf.clean import clean
 from rag_service.pdf.extract import Block, Box, Line, PageContent
-from rag_service.pdf.reading_order import MIN_COLUMN_LINES, Piece, in_reading_order
+from rag_service.reading_order import MIN_COLUMN_LINES, Piece, in_reading_order
 
 # Size relative to the page's commonest size, and the heading it makes.
 HEADING_SIZES = ((1.7, "# "), (1.35, "## "), (1.15, "### "))

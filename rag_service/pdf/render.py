@@ -1,18 +1,20 @@
-"""Draws PDF pages: small and grey to look at, or as JPEG for OCR. Runs in the render child."""
+"""Draws PDF pages: small and grey to look at, or for OCR. Runs in the render child."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
-from PIL import Image, ImageChops
+from PIL import Image
 
 from rag_service.errors import PageTooLarge
+from rag_service.pdf.colour import has_colour, is_surely_grey
 from rag_service.pdf.ink import LOOK_DPI, LOOK_PIXELS, Look
 from rag_service.pdf.mupdf import pymupdf
-from rag_service.pdf.types import PdfWarning, RenderedPage
+from rag_service.pdf.raster import Raster, as_image
+from rag_service.pdf.scans import draw_scan
+from rag_service.pdf.types import PdfWarning
 
 POINTS_PER_INCH = 72
 MIN_DPI = 50
@@ -20,11 +22,6 @@ MIN_DPI = 50
 MIN_SIDE = 32
 # JPEG's own limit.
 MAX_SIDE = 65_500
-# A difference between the colour channels below this is a scanner's, not a colour.
-COLOUR_LEVEL = 24
-COLOUR_SHARE = 0.0002
-# Colour is looked for in a picture this many times smaller, which is enough for a stamp.
-COLOUR_REDUCTION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +38,13 @@ def look_at(page: Any) -> Look:
     scale = min(LOOK_DPI / POINTS_PER_INCH, math.sqrt(LOOK_PIXELS / area))
     # A page of a few points must not shrink to no pixel at all.
     scale = max(scale, 1 / max(min(page.rect.width, page.rect.height), 1e-6))
-    return Look(_draw(page, scale, pymupdf.csGRAY), scale)
+    drawing = page.get_displaylist()
+    image = draw_scan(drawing, scale) or _pixels(drawing, scale, pymupdf.csGRAY)
+    return Look(image.convert("L"), scale)
 
 
-def render_page(
-    page: Any, number: int, dpi: float, *, max_pixels: int, jpeg_quality: int
-) -> RenderedPage:
-    """A pymupdf Page as a JPEG, grey where it has no colour.
+def draw_page(page: Any, number: int, dpi: float, *, max_pixels: int) -> Raster:
+    """A pymupdf Page, grey where it has no colour.
 
     Raises PageTooLarge where max_pixels would leave under MIN_DPI, and what MuPDF raises.
     """
@@ -59,8 +56,7 @@ def render_page(
             .format(number, *inches, MIN_DPI),
             page=number,
         )  # fmt: skip
-    image = _draw(page, resolution.dpi / POINTS_PER_INCH, pymupdf.csRGB)
-    return encode(image, number, resolution, jpeg_quality)
+    return as_raster(_drawn(page, resolution.dpi / POINTS_PER_INCH), number, resolution)
 
 
 def choose_resolution(width: float, height: float, dpi: float, max_pixels: int) -> Resolution:
@@ -73,29 +69,13 @@ def choose_resolution(width: float, height: float, dpi: float, max_pixels: int) 
     return Resolution(min(wanted, possible), capped=possible < dpi)
 
 
-def encode(
-    image: Image.Image, number: int, resolution: Resolution, jpeg_quality: int
-) -> RenderedPage:
-    """An RGB or grey picture as a page's JPEG."""
+def as_raster(image: Image.Image, number: int, resolution: Resolution) -> Raster:
+    """An RGB or grey picture as a page's raster."""
     grey = image.mode == "L" or not has_colour(image)
     image = _at_least_min_side(image.convert("L") if grey else image)
-    jpeg = BytesIO()
-    image.save(jpeg, "JPEG", quality=jpeg_quality)
     dpi = round(resolution.dpi, 1)
     warning = PdfWarning("resolution_capped", f"The page was read at {dpi:g} DPI.", number)
-    return RenderedPage(
-        number, jpeg.getvalue(), image.width, image.height, dpi, grey,
-        (warning,) if resolution.capped else (),
-    )  # fmt: skip
-
-
-def has_colour(image: Image.Image) -> bool:
-    """True if an RGB picture has more than shades of grey."""
-    reduction = COLOUR_REDUCTION if min(image.size) >= MIN_SIDE * COLOUR_REDUCTION else 1
-    red, green, blue = image.reduce(reduction).split()
-    differences = (ImageChops.difference(green, other) for other in (red, blue))
-    few = COLOUR_SHARE * red.width * red.height
-    return any(sum(each.histogram()[COLOUR_LEVEL:]) > few for each in differences)
+    return Raster(number, image, dpi, (warning,) if resolution.capped else ())
 
 
 def _at_least_min_side(image: Image.Image) -> Image.Image:
@@ -108,9 +88,15 @@ def _at_least_min_side(image: Image.Image) -> Image.Image:
     return sheet
 
 
-def _draw(page: Any, scale: float, colours: Any) -> Image.Image:
-    pixels = page.get_pixmap(matrix=pymupdf.Matrix(scale, scale), colorspace=colours, alpha=False)
-    mode = "L" if pixels.n == 1 else "RGB"
-    size = (pixels.width, pixels.height)
-    # frombuffer would keep pointing into the pixmap after it is gone; this copies.
-    return Image.frombytes(mode, size, pixels.samples_mv, "raw", mode, pixels.stride, 1)
+def _drawn(page: Any, scale: float) -> Image.Image:
+    """RGB, or grey where it is cheaper and certain."""
+    drawing = page.get_displaylist()
+    image = draw_scan(drawing, scale)
+    if image is None:
+        grey = is_surely_grey(page, drawing)
+        image = _pixels(drawing, scale, pymupdf.csGRAY if grey else pymupdf.csRGB)
+    return image
+
+
+def _pixels(drawing: Any, scale: float, colours: Any) -> Image.Image:
+    return as_image(drawing.get_pixmap(pymupdf.Matrix(scale, scale), colours, alpha=0))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rag_service.errors import PageUnrenderable, RagServiceError
-from rag_service.pdf import frames, preflight, recompress, slices
+from rag_service.pdf import crops, frames, preflight, recompress, slices
+from rag_service.pdf.crops import CropSize, Cutter
 from rag_service.pdf.frames import Frame
 from rag_service.pdf.limits import ChildLimits
+from rag_service.pdf.raster import Raster, RasterCache
 from rag_service.pdf.sources import Source, open_source
-from rag_service.pdf.types import OcrMode, PdfWarning, PlannedPage, RenderedPage
+from rag_service.pdf.types import OcrMode, PagePicture, PdfWarning, PlannedPage, RenderedPage
 
 MIB = 1 << 20
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
@@ -27,6 +30,10 @@ class Service:
         self._answers = answers
         self._limits = limits
         self._source: Source | None = None
+        self._rasters = RasterCache(limits.raster_cache_mib * MIB)
+        self._cutter = Cutter(
+            CropSize(limits.crop_min_pixels, limits.crop_max_side), limits.jpeg_quality
+        )
         # Kept open: it is read with every answer.
         self._memory = os.open("/proc/self/statm", os.O_RDONLY)
 
@@ -64,14 +71,23 @@ class Service:
                 self._answer(_planned(page))
 
     def _do_render(self, head: dict[str, Any]) -> None:
-        number = head["page"]
-        try:
-            page = self._opened().render(number, head["dpi"])
-        except RagServiceError:
-            raise
-        except Exception as error:
-            raise _fault(number, error) from error
-        self._answer(_rendered(page), page.jpeg)
+        with _blamed_on(head["page"]):
+            page = crops.whole_page(self._raster(head), self._limits.jpeg_quality)
+        self._answer(_drawn(page), page.jpeg)
+
+    def _do_look(self, head: dict[str, Any]) -> None:
+        with _blamed_on(head["page"]):
+            picture = crops.for_layout(self._kept_raster(head), self._limits.jpeg_quality)
+        self._answer(_drawn(picture), picture.jpeg)
+
+    def _do_crops(self, head: dict[str, Any]) -> None:
+        cut = self._cutter.for_ocr if head["fit"] else self._cutter.as_they_are
+        with _blamed_on(head["page"]):
+            parts = cut(self._kept_raster(head), head["boxes"])
+        self._answer(
+            {"crops": [(len(part.jpeg), part.width, part.height) for part in parts]},
+            b"".join(part.jpeg for part in parts),
+        )
 
     def _do_decrypt(self, head: dict[str, Any]) -> None:
         preflight.decrypt(Path(head["path"]), head["password"], Path(head["target"]))
@@ -98,12 +114,23 @@ class Service:
             self._answer({"page": number})
         self._answer({"last": True})
 
+    def _kept_raster(self, head: dict[str, Any]) -> Raster:
+        """The page, which stays for the next request about it."""
+        raster = self._raster(head)
+        self._rasters.keep(raster, head["dpi"])
+        return raster
+
+    def _raster(self, head: dict[str, Any]) -> Raster:
+        number, dpi = head["page"], head["dpi"]
+        return self._rasters.get(number, dpi) or self._opened().draw(number, dpi)
+
     def _opened(self) -> Source:
         if self._source is None:
             raise PageUnrenderable("No document is open.")
         return self._source
 
     def _close(self) -> None:
+        self._rasters.clear()
         if self._source is not None:
             self._source.close()
             self._source = None
@@ -120,6 +147,16 @@ def _repaired(source: Source) -> tuple[PdfWarning, ...]:
     if not source.repaired:
         return ()
     return (PdfWarning("repaired_pdf", "The file is damaged and was repaired while opening."),)
+
+
+@contextmanager
+def _blamed_on(number: int) -> Iterator[None]:
+    try:
+        yield
+    except RagServiceError:
+        raise
+    except Exception as error:
+        raise _fault(number, error) from error
 
 
 def _fault(number: int, error: Exception) -> PageUnrenderable:
@@ -140,7 +177,7 @@ def _planned(page: PlannedPage) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rendered(page: RenderedPage) -> dict[str, Any]:
+def _drawn(page: RenderedPage | PagePicture) -> dict[str, Any]:
     return {
         "width": page.width, "height": page.height, "dpi": page.dpi, "grey": page.grey,
         "warnings": _warnings(page.warnings),

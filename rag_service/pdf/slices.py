@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_service.pdf import preflight
+from rag_service.pdf.crops import jpeg
 from rag_service.pdf.mupdf import mupdf, pymupdf
 from rag_service.pdf.render import POINTS_PER_INCH
 from rag_service.pdf.sources import Source
@@ -67,11 +68,11 @@ def draw(
     with pymupdf.open() as sheets:
         for number in pages:
             yield DrawnPage(number, warnings)
-            page = source.render(number, dpi, jpeg_quality)
+            page = source.draw(number, dpi)
             warnings = page.warnings
-            to_points = POINTS_PER_INCH / dpi
-            sheet = sheets.new_page(width=page.width * to_points, height=page.height * to_points)
-            sheet.insert_image(sheet.rect, stream=page.jpeg)
+            width, height = (side * POINTS_PER_INCH / dpi for side in page.image.size)
+            sheet = sheets.new_page(width=width, height=height)
+            sheet.insert_image(sheet.rect, stream=jpeg(page.image, jpeg_quality))
         yield DrawnPage(None, warnings)
         sheets.save(target)
 

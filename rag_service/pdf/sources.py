@@ -11,8 +11,9 @@ from rag_service.pdf.images import ImageSource
 from rag_service.pdf.limits import ChildLimits
 from rag_service.pdf.media import PDF
 from rag_service.pdf.plan import PagePlanner
-from rag_service.pdf.render import render_page
-from rag_service.pdf.types import OcrMode, PlannedPage, RenderedPage
+from rag_service.pdf.raster import Raster
+from rag_service.pdf.render import draw_page
+from rag_service.pdf.types import OcrMode, PlannedPage
 
 
 class Source(Protocol):
@@ -24,7 +25,7 @@ class Source(Protocol):
 
     def plan(self, number: int, mode: OcrMode, *, pixels: bool) -> PlannedPage: ...
 
-    def render(self, number: int, dpi: float, jpeg_quality: int | None = None) -> RenderedPage: ...
+    def draw(self, number: int, dpi: float) -> Raster: ...
 
     def close(self) -> None: ...
 
@@ -47,13 +48,9 @@ class PdfSource:
         except preflight.MUPDF_ERRORS as error:
             raise _unrenderable(number, error) from error
 
-    def render(self, number: int, dpi: float, jpeg_quality: int | None = None) -> RenderedPage:
-        limits = self._limits
+    def draw(self, number: int, dpi: float) -> Raster:
         try:
-            return render_page(
-                self._page(number), number, dpi,
-                max_pixels=limits.max_pixels, jpeg_quality=jpeg_quality or limits.jpeg_quality,
-            )  # fmt: skip
+            return draw_page(self._page(number), number, dpi, max_pixels=self._limits.max_pixels)
         except preflight.MUPDF_ERRORS as error:
             raise _unrenderable(number, error) from error
 

@@ -8,7 +8,8 @@ from rag_service.errors import RagServiceError
 from rag_service.states import OcrMode, Plan
 
 __all__ = [
-    "OcrMode", "PdfWarning", "Plan", "PlannedPage", "Preflight", "RenderedPage", "ShrinkFailed",
+    "Crop", "OcrMode", "PagePicture", "PdfWarning", "Plan", "PlannedPage", "Preflight",
+    "RenderedPage", "ShrinkFailed",
 ]  # fmt: skip
 
 
@@ -66,3 +67,25 @@ class RenderedPage:
     dpi: float
     grey: bool
     warnings: tuple[PdfWarning, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PagePicture:
+    """A page drawn at `dpi` with width x height pixels; `jpeg` is a small picture of it."""
+
+    number: int
+    jpeg: bytes
+    width: int
+    height: int
+    dpi: float
+    grey: bool
+    warnings: tuple[PdfWarning, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """A part of a page as a JPEG of width x height pixels."""
+
+    jpeg: bytes
+    width: int
+    height: int

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rag_service.runpod.wire import InlineDocument, JobInput, JobOptions
+from rag_service.states import LayoutMode
 
 Encoding = Literal["base64", "zip+base64"]
 # Quotes within a JSON string are escaped, so this stands where the document goes and nowhere else.
@@ -22,7 +23,7 @@ class Envelope:
 
     request_key: str
     dpi: int
-    layout: Literal["page", "auto", "regions"]
+    layout: LayoutMode
     max_tokens: int
     execution_timeout_ms: int
     ttl_ms: int

@@ -19,8 +19,9 @@ from pydantic import BaseModel, FiniteFloat, ValidationError
 from rag_service.errors import ConfigurationError, RagServiceError
 from rag_service.retry import parse_retry_after
 from rag_service.settings import RunPod
+from rag_service.tls import trusted
 
-_REFUSED_ENDPOINT = frozenset({401, 403})
+_REFUSED_KEY = frozenset({401, 403})
 _REFUSED_BODY = frozenset({400, 413, 422})
 
 
@@ -51,6 +52,10 @@ class NotAccepted(RagServiceError):
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Unreachable(NotAccepted):
+    """Nothing listens there: worth a look at the endpoint before anything else."""
 
 
 class LostAnswer(RagServiceError):
@@ -126,6 +131,7 @@ class RunPodClient:
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {settings.api_key.get_secret_value()}"},
             timeout=httpx.Timeout(settings.request_timeout, connect=settings.connect_timeout),
+            verify=trusted(),
         )
 
     async def __aenter__(self) -> RunPodClient:
@@ -142,14 +148,16 @@ class RunPodClient:
     async def run(self, body: bytes) -> str:
         """Post a job; its id. `body` is the whole JSON body.
 
-        Raises NotAccepted, LostAnswer, EndpointRefused, BodyRefused.
+        Raises NotAccepted, Unreachable, LostAnswer, EndpointRefused, BodyRefused.
         """
         try:
             response = await self._http.post(
                 f"{self.url}/run", content=body, headers={"Content-Type": "application/json"}
             )
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise NotAccepted(f"{self.url} cannot be reached: {_named(error)}") from error
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise Unreachable(f"{self.url} cannot be reached: {_named(error)}") from error
+        except httpx.PoolTimeout as error:
+            raise NotAccepted(f"{self.url}: {_named(error)}") from error
         except httpx.RequestError as error:
             raise LostAnswer(f"The post's answer was lost: {_named(error)}") from error
         return self._posted(response)
@@ -158,8 +166,7 @@ class RunPodClient:
         status, message = response.status_code, _described(response)
         if status == httpx.codes.TOO_MANY_REQUESTS:
             raise NotAccepted(message, _retry_after(response))
-        if status in _REFUSED_ENDPOINT or status == httpx.codes.NOT_FOUND:
-            raise EndpointRefused(message)
+        self._require_ours(response, endpoint_itself=True)
         if status in _REFUSED_BODY:
             raise BodyRefused(message)
         remote_id = _job_id(response)
@@ -186,7 +193,11 @@ class RunPodClient:
 
     async def health(self) -> EndpointHealth:
         """Raises PollFailed, EndpointRefused."""
-        body = _object(await self._ask("GET", "/health"))
+        response = await self._ask("GET", "/health")
+        self._require_ours(response, endpoint_itself=True)
+        if not response.is_success:
+            raise PollFailed(_described(response))
+        body = _object(response)
         return EndpointHealth(_counts(body.get("jobs")), _counts(body.get("workers")))
 
     async def _ask(self, method: str, path: str) -> httpx.Response:
@@ -194,11 +205,22 @@ class RunPodClient:
             response = await self._http.request(method, self.url + path)
         except httpx.RequestError as error:
             raise PollFailed(f"{self.url}: {_named(error)}") from error
-        if response.status_code in _REFUSED_ENDPOINT:
-            raise EndpointRefused(_described(response))
+        self._require_ours(response)
         if response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
             raise PollFailed(_described(response), _retry_after(response))
         return response
+
+    def _require_ours(self, response: httpx.Response, *, endpoint_itself: bool = False) -> None:
+        """Raises EndpointRefused, naming the settings to look at.
+
+        A 404 speaks of the endpoint where no job was asked for.
+        """
+        status = response.status_code
+        said = f"{self.url} answered {_described(response)}"
+        if status in _REFUSED_KEY:
+            raise EndpointRefused(f"{said}; check RUNPOD_API_KEY")
+        if endpoint_itself and status == httpx.codes.NOT_FOUND:
+            raise EndpointRefused(f"{said}; check RUNPOD_ENDPOINT_ID and RUNPOD_API_BASE")
 
 
 def _report(report: _Report) -> JobReport:

@@ -61,11 +61,12 @@ class CancelIt:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The job is over. `output` where it brought one; pages it does not settle get `error`,
-    after one repost where `repost` says why there may be one.
+    after one repost where `repost` says why there may be one. None: we cancelled it, so its
+    pages are nobody's failures.
     """
 
     outcome: JobOutcome
-    error: PageError
+    error: PageError | None
     output: JobOutput | None = None
     repost: PostReason | None = None
 
@@ -98,7 +99,7 @@ def judge(job: Job, report: JobReport, settings: RunPod) -> Verdict:
 def judge_unknown(job: Job, settings: RunPod) -> Verdict:
     """What a 404 means: by the job's age not yet visible, dropped, or expired."""
     if job.cancel_wanted:
-        return Ended(JobOutcome.CANCELLED, RemoteJobCancelled())
+        return Ended(JobOutcome.CANCELLED, None)
     if job.deadline_passed:
         return _timed_out()
     if job.age < settings.visible_after:
@@ -130,8 +131,11 @@ def _once(job: Job, reason: PostReason) -> PostReason | None:
 
 def _ended(job: Job, report: JobReport) -> Ended:
     second = PostReason.SECOND_TRY
-    if report.status is JobStatus.COMPLETED:
-        return _completed(job, report)
+    completed = _completed(job, report) if report.status is JobStatus.COMPLETED else None
+    if job.cancel_wanted and (completed is None or completed.output is None):
+        return Ended(JobOutcome.CANCELLED, None)
+    if completed is not None:
+        return completed
     if job.deadline_passed:
         return _timed_out()
     if report.status is JobStatus.CANCELLED:

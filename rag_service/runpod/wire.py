@@ -6,9 +6,11 @@ order; the document holds only the pages that are sent.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from rag_service.states import LayoutMode
 
 
 class _Wire(BaseModel):
@@ -35,7 +37,7 @@ class JobOptions(_Wire):
     """How the pages are to be read."""
 
     dpi: int
-    layout: Literal["page", "auto", "regions"]
+    layout: LayoutMode
     max_tokens: int
 
 
@@ -60,15 +62,27 @@ class Tokens(_Wire):
     completion: int | None = None
 
 
+class RegionOutput(_Wire):
+    """A block of a page; `bbox_2d` is x1, y1, x2, y2 in thousandths of the page's sides."""
+
+    index: int
+    label: str
+    bbox_2d: tuple[int, int, int, int]
+    content: str
+
+
 class PageOutput(_Wire):
-    """What came of one page; `error` where it could not be read."""
+    """What came of one page and what is to be said of it; `error` where it could not be read."""
 
     page: int
     markdown: str = ""
-    regions: list[dict[str, Any]] = []
+    regions: list[RegionOutput] = []
     finish_reason: str | None = None
     tokens: Tokens = Tokens()
     seconds: float | None = None
+    dpi: float | None = None
+    parser_version: str | None = None
+    warnings: list[PageProblem] = []
     error: PageProblem | None = None
 
 

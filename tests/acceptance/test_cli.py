@@ -333,6 +333,24 @@ def test_reprocess_says_when_there_is_nothing_to_redo(up: Up, tmp_path: Path) ->
     assert up.cli("reprocess").returncode == 2
 
 
+def test_reprocess_reads_chosen_pages_alone(up: Up, tmp_path: Path) -> None:
+    path = tmp_path / "chosen.pdf"
+    path.write_bytes(native_pdf(title="Chosen"))
+    [one] = up.ingest(path, "--wait")
+    pages = up.cli("reprocess", one["id"], "--pages", "2-9", "--ocr", "force", "--wait", "--json")
+    assert pages.returncode == 0, pages.stderr
+    redo, view = objects(pages)
+    assert (redo["pages_reused"], redo["pages_redone"]) == (1, 1)
+    assert (view["pages"]["native"], view["pages"]["ocr"]) == (1, 1)
+    [read] = objects(up.cli("show", one["id"], "--page", 2, "--format", "json"))
+    choice = ("--model-was", read["model"], "--version-was", read["parser_version"])
+    again = up.cli("reprocess", one["id"], *choice, "--dry-run", "--json")
+    [said] = objects(again)
+    assert (said["action"], said["pages_redone"]) == ("would_queue", 1)
+    none = up.cli("reprocess", one["id"], "--model-was", "another", "--dry-run")
+    assert (none.returncode, none.stdout) == (0, "Nothing to redo.\n")
+
+
 def test_an_encrypted_document_waits_for_its_password(up: Up, tmp_path: Path) -> None:
     path, password = tmp_path / "locked.pdf", tmp_path / "password"
     path.write_bytes(native_pdf(password="sesame", title="Locked"))

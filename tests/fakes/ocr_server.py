@@ -70,6 +70,7 @@ BAD_GZIP = Reply(body=b"no gzip at all", headers={"Content-Encoding": "gzip"})
 BROKEN_CHARACTERS = Reply(
     body=b'{"choices": [{"message": {"content": "a\\u0000b \\ud83d c"}, "finish_reason": "stop"}]}'
 )
+HALF = Reply(text="Half of the", finish_reason="length")
 LOOP = Reply(text="The same line again.\n" * 300, finish_reason="length")
 ENCODER_CACHE = Reply(
     400,

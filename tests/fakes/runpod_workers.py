@@ -42,6 +42,7 @@ class RunPodWorkers:
             "GLMOCR_BASE_URL": ocr_url,
             "RUNPOD_HANDLER_VOLUME": str(volume or "/nonexistent/volume"),
             "RUNPOD_PING_INTERVAL": "2000",
+            "RAG_SERVICE_OCR_LAYOUT": "page",
         }
         self.all: list[RunPodWorker] = []
 

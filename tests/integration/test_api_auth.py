@@ -88,6 +88,37 @@ def test_without_a_key_only_its_own_host_names_are_answered(api):
         assert "RAG_SERVICE_API_KEY" in answer.json()["detail"]
 
 
+WEBHOOK = "/webhooks/runpod/a-token"
+
+
+@pytest.mark.parametrize(
+    ("public_url", "host"),
+    [
+        ("https://rag.example", "rag.example"),
+        ("https://rag.example", "RAG.example"),
+        ("https://rag.example:8443/rag", "rag.example:8443"),
+    ],
+)
+def test_runpod_may_call_back_by_the_public_name_and_by_no_other(start_api, public_url, host):
+    """A proxy that passes the Host on is all that stands between RunPod and loopback."""
+    api = start_api(api={"public_url": public_url})
+    call = lambda path, name: api.client.post(path, headers={"host": name}, json={"id": "x"})  # noqa: E731
+    assert call(WEBHOOK, host).json()["code"] == "not_found"
+    assert call("/documents", host).status_code == 403
+    for stranger in ("evil.example", f"{host}.evil.example", f"evil@{host}", ""):
+        assert call(WEBHOOK, stranger).status_code == 403
+    assert call(WEBHOOK, f"localhost:{api.port}").json()["code"] == "not_found"
+
+
+def test_without_a_public_name_a_webhook_is_called_by_our_own_names_alone(api):
+    answer = api.client.post(WEBHOOK, headers={"host": "rag.example"}, json={"id": "x"})
+    assert answer.status_code == 403
+
+
+def test_a_webhook_needs_no_key_and_nothing_else_does_without(locked):
+    assert locked.client.post(WEBHOOK, json={"id": "x"}).json()["code"] == "not_found"
+
+
 def test_without_a_key_pages_of_other_origins_are_refused(api, make_pdf):
     own = f"http://localhost:{api.port}"
     assert api.client.get("/documents", headers={"origin": own}).is_success

@@ -1,14 +1,17 @@
 """What monitors see: alive, ready, degraded, metrics; and outages as callers see them."""
 
 import shutil
+import socket
 
 import pytest
 from pydantic import SecretStr
 
 from rag_service import lifecycle
-from rag_service.knowledgebase import fleet, servers
+from rag_service.knowledgebase import fleet, remote_jobs, servers
 from rag_service.knowledgebase.engine import begin
-from rag_service.states import Stage
+from rag_service.states import LayoutMode, Stage
+from tests.posts import held_run, live_job, open_job, read_page, settle
+from tests.simulation import ready_run
 
 NOBODY = "127.0.0.1:1"
 SERVER = "http://ocr.example:30000"
@@ -47,6 +50,28 @@ def test_each_missing_helper_is_named(api):
     status, body = ready(api)
     assert (status, body["status"], body["failed"]) == (200, "degraded", [])
     assert names(body["degraded"]) == ["prepare_worker", "ocr_worker", "maintenance", "ocr_server"]
+
+
+def test_an_alarm_is_named_beside_the_state_and_an_outage_once(start_api, busy_fleet):
+    api = start_api(ocr={"base_url": SERVER})
+    servers.mark_answered(SERVER)
+    servers.set_alarms(SERVER, {"ocr_server": "down: no answer", "no_gpu_workers": "none"})
+    assert names(ready(api)[1]["degraded"]) == ["ocr_server", "no_gpu_workers"]
+    servers.mark_out(SERVER, "refused", misconfigured=False)
+    degraded = ready(api)[1]["degraded"]
+    assert names(degraded) == ["ocr_server", "no_gpu_workers"]
+    assert degraded[0]["message"] == "down: refused"
+
+
+def test_a_server_on_trial_is_not_called_well(start_api, busy_fleet):
+    """Until its first answer all documents but one wait for it."""
+    api = start_api(ocr={"base_url": SERVER})
+    ready_run()
+    servers.mark_out(SERVER, "401 from the server", misconfigured=True)
+    servers.begin_trial(SERVER)
+    assert ready(api)[1]["degraded"][0]["message"] == "trial: 401 from the server"
+    servers.mark_answered(SERVER)
+    assert ready(api)[1]["degraded"] == []
 
 
 @pytest.mark.parametrize("misconfigured", [False, True])
@@ -167,6 +192,29 @@ class TestMetrics:
         [age] = [x for x in lines if x.startswith('rag_service_oldest_waiting_seconds{stage="prep')]
         assert float(age.split()[1]) > 0
 
+    def test_count_jobs_on_runpod_and_what_they_cost(self, api):
+        def figures():
+            lines = api.client.get("/metrics").text.splitlines()
+            return dict(line.rsplit(" ", 1) for line in lines if line.startswith(name))
+
+        name = "rag_service_remote_"
+        assert set(figures().values()) == {"0.0"}
+        run = held_run(4)
+        jobs = [live_job(run, number) for number in (1, 2, 3)]
+        open_job(run, 4)
+        remote_jobs.note_poll(jobs[0].id, next_in=9, status="IN_QUEUE", error="")
+        remote_jobs.note_poll(jobs[1].id, next_in=9, status="HIBERNATING", error="")
+        settle(jobs[2], read_page(3), execution_ms=1500)
+        found = {key: value for key, value in figures().items() if value != "0.0"}
+        assert found == {
+            name + 'jobs_live{status="IN_QUEUE"}': "1.0",
+            name + 'jobs_live{status="other"}': "1.0",
+            name + 'jobs_live{status="submitting"}': "1.0",
+            name + 'jobs_ended{outcome="completed"}': "1.0",
+            name + "gpu_seconds": "1.5",
+            name + "usd": "0.75",
+        }
+
     def test_count_requests_by_route_and_not_by_id(self, api, make_pdf):
         document_id = api.add(make_pdf("a"))
         api.get(document_id)
@@ -196,7 +244,7 @@ class TestReference:
     def test_every_operation_is_described_with_its_errors(self, api):
         answer = api.client.get("/openapi.json")
         paths = answer.json()["paths"]
-        assert len(paths) == 14
+        assert len(paths) == 15
         assert "#/$defs" not in answer.text
         for operations in paths.values():
             for operation in operations.values():
@@ -220,3 +268,25 @@ class TestReference:
             "unauthorized",
             "storage_unavailable",
         }
+
+
+def test_a_layout_server_that_ran_here_and_is_away_is_named(start_api, busy_fleet):
+    api = start_api(ocr={"base_url": SERVER, "layout": LayoutMode.AUTO})
+    servers.mark_answered(SERVER)
+    assert ready(api)[1]["degraded"] == []
+    assert "layout_up" not in api.client.get("/metrics").text
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(api.settings.data_dir / "layout.sock"))
+    status, body = ready(api)
+    assert (status, names(body["degraded"])) == (200, ["layout_server"])
+    assert "rag_service_layout_up 0.0" in api.client.get("/metrics").text
+
+
+def test_a_layout_server_elsewhere_is_asked_by_its_url(start_api, busy_fleet):
+    url = {"url": f"http://{NOBODY}"}
+    api = start_api(ocr={"base_url": SERVER, "layout": LayoutMode.REGIONS}, layout=url)
+    servers.mark_answered(SERVER)
+    assert names(ready(api)[1]["degraded"]) == ["layout_server"]
+    api = start_api(ocr={"base_url": SERVER, "layout": LayoutMode.PAGE}, layout=url)
+    assert ready(api)[1]["degraded"] == []
+    assert "layout_up" not in api.client.get("/metrics").text

@@ -3,8 +3,11 @@
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 
+import pymupdf
 import pytest
+from PIL import Image
 
 from rag_service.errors import CorruptPdf, PageTimeout
 from rag_service.storage import DocumentStore, source_key
@@ -123,6 +126,50 @@ class TestPicture:
     def test_resolution_has_limits(self, api, processed, dpi):
         answer = api.client.get(f"/documents/{processed}/pages/1/image", params={"dpi": dpi})
         assert code_of(answer) == (422, "invalid_options")
+
+
+class TestPart:
+    @pytest.fixture
+    def quarters(self, api):
+        """A page whose bottom right quarter is black."""
+        with pymupdf.open() as document:
+            page = document.new_page(width=400, height=800)
+            page.draw_rect((200, 400, 400, 800), color=0, fill=0)
+            document_id = api.add(document.tobytes())
+        return f"/documents/{document_id}/pages/1/image"
+
+    def picture(self, api, url, bbox, **params) -> Image.Image:
+        answer = api.client.get(url, params={"bbox": bbox, **params})
+        assert answer.headers["content-type"] == "image/jpeg"
+        return Image.open(BytesIO(answer.content)).convert("L")
+
+    def test_shows_what_the_box_holds(self, api, quarters):
+        black = self.picture(api, quarters, "510,510,1000,1000", dpi=72)
+        assert black.size == (196, 392)
+        assert black.getextrema()[1] < 30
+        white = self.picture(api, quarters, "0,0,490,1000", dpi=72)
+        assert white.getextrema()[0] > 225
+        assert self.picture(api, quarters, "0,0,1000,1000", dpi=144).size == (800, 1600)
+
+    def test_may_be_cached_and_is_not_taken_for_the_page(self, api, quarters):
+        whole = api.client.get(quarters).headers["etag"]
+        url = f"{quarters}?bbox=0,0,500,500"
+        etag = api.client.get(url).headers["etag"]
+        assert api.client.get(url, headers={"if-none-match": etag}).status_code == 304
+        for other in (quarters, f"{quarters}?bbox=0,0,500,501"):
+            answer = api.client.get(other, headers={"if-none-match": etag})
+            assert answer.status_code == 200
+        assert api.client.get(url, headers={"if-none-match": whole}).status_code == 200
+
+    @pytest.mark.parametrize(
+        "bbox",
+        ["", "1,2,3", "1,2,3,4,5", "a,b,c,d", "-1,0,5,5", "0,0,1001,5", "5,0,5,9", "0,9,5,3",
+         "0.5,0,1,1", "٠,0,5,5", " 0,0,5,5", "00000,0,5,5"],
+    )  # fmt: skip
+    def test_a_bad_box_is_named(self, api, quarters, bbox):
+        answer = api.client.get(quarters, params={"bbox": bbox})
+        assert code_of(answer) == (422, "invalid_options")
+        assert "bbox" in answer.json()["detail"]
 
 
 class Events:

@@ -5,7 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rag_service.errors import CorruptPdf, EncryptedPdf, PageTimeout, WorkerCrashed
+from rag_service.knowledgebase import runs
+from rag_service.states import PageState, Stage
 from rag_service.storage import DocumentStore, source_key, working_key
+from tests import simulation as sim
 
 
 def code_of(answer) -> tuple[int, str]:
@@ -49,6 +52,16 @@ class TestOne:
         answer = api.client.post(f"/documents/{document_id}/reprocess", json={"all_pages": True})
         assert (answer.status_code, answer.json()["action"]) == (202, "queued")
 
+    @pytest.mark.parametrize("kind", ["json", "data"])
+    def test_reads_the_named_pages_alone(self, api, make_pdf, work_off, kind):
+        document_id = api.add(make_pdf("a", "b", "c"))
+        work_off("a", "b", "c")
+        url = f"/documents/{document_id}/reprocess"
+        none = api.client.post(url, **{kind: {"pages": "4-5"}})
+        assert (none.status_code, none.json()["action"]) == (200, "nothing_to_redo")
+        redo = api.client.post(url, **{kind: {"pages": "1,3-9", "ocr": "force"}}).json()
+        assert (redo["action"], redo["pages_reused"], redo["pages_redone"]) == ("queued", 1, 2)
+
     @pytest.mark.parametrize(
         "way",
         [
@@ -71,6 +84,11 @@ class TestOne:
             {"json": {"parser": "a\x00b"}},
             {"json": {"priority": "urgent"}},
             {"json": {"alle_pages": True}},
+            {"json": {"pages": "3-"}},
+            {"json": {"pages": [3]}},
+            {"json": {"pages": "1", "all_pages": True}},
+            {"json": {"truncated": True}},
+            {"data": {"pages": "0"}},
             {"json": ["ocr"]},
             {"content": b"{", "headers": {"content-type": "application/json"}},
             {"content": b"\xff\xfe\x00"},
@@ -175,12 +193,50 @@ class TestMany:
             ({"ids": ["\x00"]}, (422, "invalid_options")),
             ({"error": "encryptd_pdf"}, (422, "invalid_options")),
             ({"error": "not_found"}, (422, "invalid_options")),
+            ({"pages": "1"}, (422, "invalid_options")),
+            ({"failed": True, "pages": "1-"}, (422, "invalid_options")),
+            ({"since": "2026-03-01"}, (422, "invalid_options")),
+            ({"since": "2026-03-01T00:00:00"}, (422, "invalid_options")),
+            ({"since": "yesterday"}, (422, "invalid_options")),
+            (
+                {"since": "2026-03-02T00:00Z", "before": "2026-03-01T00:00Z"},
+                (422, "invalid_options"),
+            ),
+            ({"dpi_was": 0}, (422, "invalid_options")),
+            ({"dpi_was": 10**30}, (422, "invalid_options")),
+            ({"model_was": "a\x00"}, (422, "invalid_options")),
             ({"ids": ["0" * 32]}, (404, "not_found")),
         ],
     )
     def test_refused(self, api, failed, body, expected):
         assert code_of(api.client.post("/reprocess", json=body)) == expected
         assert api.get(failed)["latest_run"]["status"] == "failed"
+
+    def test_by_what_pages_carry_and_when_they_were_read(self, api, failed, settings):
+        run = sim.ready_run()
+        held = sim.claim(Stage.OCR)
+        sim.read(held, 1, PageState.TRUNCATED, columns={
+            "model": "old", "engine": "e", "parser_version": "1", "dpi": 150.0,
+        })  # fmt: skip
+        runs.finish(held)
+        every = {
+            "truncated": True, "model_was": "old", "engine_was": "e", "version_was": "1",
+            "dpi_was": 150, "parser_was": "glmocr", "since": "2020-01-01T00:00:00Z",
+            "before": "2999-01-01T00:00:00+01:00", "pages": "1",
+        }  # fmt: skip
+        redo = every | {"dry_run": True}
+        [one] = api.client.post("/reprocess", json=redo).json()["documents"]
+        assert (one["id"], one["action"]) == (run.document_id, "would_queue")
+        assert (one["pages_reused"], one["pages_redone"]) == (0, 1)
+        for name, other in {
+            "model_was": "new", "engine_was": "x", "version_was": "2", "dpi_was": 72,
+            "parser_was": "other", "since": "2998-01-01T00:00:00Z",
+            "before": "2020-01-02T00:00:00Z",
+        }.items():  # fmt: skip
+            answer = api.client.post("/reprocess", json=redo | {name: other})
+            assert answer.json()["documents"] == [], name
+        answer = api.client.post("/reprocess", json=every).json()
+        assert answer["counts"] == {"queued": 1}
 
     def test_unreadable_json(self, api):
         headers = {"content-type": "application/json"}

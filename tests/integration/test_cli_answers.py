@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from rag_service.errors import RagServiceError
-from rag_service.states import RunState
+from rag_service.knowledgebase import runs
+from rag_service.states import RunState, Stage
+from tests import simulation as sim
 from tests.conftest import Api
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -69,3 +72,48 @@ def test_reprocess_names_unknown_ids_and_narrows_those_it_knows(
     assert narrowed.stdout.splitlines()[-1] == "1 queued."
     assert bad in narrowed.stdout
     assert api.get(good)["status"] == "processed"
+
+
+def test_reprocess_reads_named_pages_again_and_says_what_would_be_done(
+    cli: Cli, api: Api, make_pdf: Callable[..., bytes], work_off: Callable[..., RunState]
+) -> None:
+    document_id = api.add(make_pdf("a", "b", "c"))
+    work_off("a", "b", "c")
+    nothing = cli("reprocess", document_id, "--pages", "8")
+    assert nothing.stdout.splitlines()[-1] == "1 nothing to redo."
+    for wish in (["--before", "2020-01-01"], ["--model-was", "old"], ["--truncated"]):
+        assert cli("reprocess", document_id, "--pages", "2", *wish).stdout == "Nothing to redo.\n"
+    wishes = ["--pages", "1,3", "--since", "2020-01-01 10:30", "--parser-was", "glmocr", "--json"]
+    would = json.loads(cli("reprocess", *wishes, "--dry-run").stdout)
+    assert (would["action"], would["pages_reused"], would["pages_redone"]) == ("would_queue", 1, 2)
+    done = json.loads(cli("reprocess", *wishes).stdout)
+    assert (done["id"], done["action"], done["pages_redone"]) == (document_id, "queued", 2)
+
+
+def test_reprocess_refuses_selectors_that_mean_nothing(cli: Cli, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("secret")
+    for wrong, said in {
+        ("--pages", "3"): "which documents",
+        ("--failed", "--pages", "9-3"): "9-3",
+        ("--failed", "--pages", "1", "--all-pages"): "all_pages",
+        ("--since", "yesterday"): "yesterday",
+        ("--since", "2026-03-02", "--before", "2026-03-01"): "since",
+        ("--dpi-was", "0"): "dpi-was",
+        ("id", "--pages", "1", "--password-file", str(password)): "no pages",
+    }.items():
+        done = cli("reprocess", *wrong)
+        assert (done.returncode, done.stdout) == (2, ""), wrong
+        assert said in done.stderr, wrong
+
+
+def test_show_prints_the_regions_of_one_page(cli: Cli) -> None:
+    run = sim.ready_run()
+    held = sim.claim(Stage.OCR)
+    region = {"index": 0, "label": "text", "bbox_2d": [1, 2, 3, 4], "content": "Some text."}
+    sim.read(held, 1, regions=[region])
+    runs.finish(held)
+    one = cli("show", run.document_id, "--page", "1", "--format", "json")
+    assert json.loads(one.stdout)["regions"] == [region]
+    whole = cli("show", run.document_id, "--format", "json")
+    assert "regions" not in json.loads(whole.stdout)["pages"][0]

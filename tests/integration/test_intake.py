@@ -20,7 +20,7 @@ from rag_service.intake import accept, check_options, display_name
 from rag_service.knowledgebase import documents, runs
 from rag_service.knowledgebase.engine import begin
 from rag_service.spool import Spool
-from rag_service.states import PageState, Priority, RunState, Stage
+from rag_service.states import LayoutMode, PageState, Priority, RunState, Stage
 from rag_service.storage import DocumentStore, source_key, working_key
 from tests import simulation as sim
 from tests.conftest import changed_settings
@@ -283,7 +283,7 @@ def test_a_reprocess_that_comes_between_makes_the_upload_a_duplicate(upload, mon
 
 def newest_options(document_id):
     row = newest_run(document_id)
-    return runs.RunOptions(row.parser, row.model, row.ocr, row.dpi)
+    return runs.RunOptions(row.parser, row.model, row.ocr, row.dpi, LayoutMode(row.layout))
 
 
 def test_nothing_is_announced_that_was_not_committed(upload, monkeypatch):

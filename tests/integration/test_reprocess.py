@@ -1,5 +1,7 @@
 """Redoing documents: what would be done, what is done, what is passed by."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from rag_service import lifecycle
@@ -11,6 +13,7 @@ from rag_service.knowledgebase.selection import Selectors
 from rag_service.reprocess import Change, check_change
 from rag_service.states import PageState, Priority, RunState, Stage
 from tests import simulation as sim
+from tests.conftest import changed_settings
 from tests.simulation import at_once, claim, newest_run
 
 GOOD, FAILED = PageState.NATIVE, PageState.FAILED
@@ -169,7 +172,98 @@ def test_the_old_text_answers_until_the_new_run_has_ended(redo):
     assert sim.document_row(document_id).current_run_id == run.id
 
 
-@pytest.mark.parametrize("wishes", [{"parser": "none"}, {"ocr": "maybe"}])
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"parser": "none"},
+        {"ocr": "maybe"},
+        {"pages": "1", "all_pages": True},
+        *({"pages": text} for text in ("0", "3,", ",", "7-", "-7", "9-7", "a", "1.5", "1;2", "²")),
+        {"pages": "1" * 30},
+    ],
+)
 def test_changes_that_mean_nothing_are_named(settings, wishes):
     with pytest.raises(InvalidOptions, match=next(iter(wishes))):
-        check_change(**{"parser": None, "ocr": None, "all_pages": False, **wishes})
+        check_change(**wishes)
+
+
+def test_pages_are_numbers_and_ranges():
+    assert check_change(pages="3, 7-9 ,1").pages == ((3, 3), (7, 9), (1, 1))
+    assert check_change(pages="").pages == check_change().pages == ()
+
+
+def test_nothing_can_be_since_and_before_the_same_time(redo):
+    now = datetime.now(UTC)
+    with pytest.raises(InvalidOptions, match="since"):
+        redo(since=now, before=now)
+
+
+def truncated_document():
+    """Three pages: taken from the file, read whole, cut."""
+    document_id = sim.add_document()
+    run = claim()
+    sim.plan(run, GOOD, PageState.PENDING, PageState.PENDING)
+    sim.read(run, 2, columns={"model": "glm-ocr", "dpi": 150.0})
+    sim.read(run, 3, PageState.TRUNCATED, columns={"model": "glm-ocr", "dpi": 150.0})
+    runs.finish(run)
+    return document_id
+
+
+def redone_pages(done):
+    """The pages that the new run has to read, once it has taken over what it may."""
+    run = claim()
+    assert run.id == done.run_id
+    assert pages.reuse(run) == done.pages_reused
+    return {1, 2, 3} - sim.planned_numbers(run)
+
+
+@pytest.mark.parametrize("model", ["glm-ocr", "glm-ocr-next"])
+@pytest.mark.parametrize(
+    ("selectors", "numbers", "expected"),
+    [
+        ({"truncated": True}, None, {3}),
+        ({"model_was": "glm-ocr"}, None, {2, 3}),
+        ({"dpi_was": 150}, "1-2", {2}),
+        ({"collection": "default"}, "1,3", {1, 3}),
+        ({"collection": "default"}, "2-100", {2, 3}),
+    ],
+)
+def test_chosen_pages_alone_are_read_again(settings, selectors, numbers, expected, model):
+    """Though they are good, and though the others were read by a model of before."""
+    document_id = truncated_document()
+    today = changed_settings(settings, ocr={"model": model})
+    change = check_change(pages=numbers)
+    said = redoing.reprocess(today, Selectors(**selectors), change, dry_run=True)
+    [done] = redoing.reprocess(today, Selectors(**selectors), change)
+    assert [(one.id, one.pages_redone) for one in said] == [(document_id, len(expected))]
+    assert (done.action, done.pages_redone) == ("queued", len(expected))
+    assert redone_pages(done) == expected
+
+
+def test_pages_that_failed_are_read_again_beside_those_that_are_named(redo, failed):
+    [done] = redo(failed, change=check_change(pages="1"))
+    assert (done.pages_reused, done.pages_redone) == (1, 2)
+    assert redone_pages(done) == {1, 3}
+
+
+def test_pages_that_a_document_does_not_have_are_nothing_to_redo(redo, failed):
+    before = sim.everything()
+    [said] = redo(failed, change=check_change(pages="4-9"))
+    assert (said.action, said.run_id) == ("nothing_to_redo", None)
+    assert (said.pages_reused, said.pages_redone) == (3, 0)
+    assert sim.everything() == before
+
+
+def test_all_pages_of_the_documents_that_have_such_pages(redo):
+    truncated_document()
+    sim.processed_document(GOOD)
+    [done] = redo(truncated=True, change=check_change(all_pages=True))
+    assert (done.pages_reused, done.pages_redone) == (0, 3)
+    run = claim()
+    assert (run.reuse_pages, run.redo_pages) == (False, ())
+
+
+def test_a_document_at_work_is_passed_by_whatever_pages_are_named(redo):
+    document_id = sim.add_document()
+    [said] = redo(document_id, change=check_change(pages="1"))
+    assert said.action == "skipped_active"

@@ -209,10 +209,15 @@ def test_a_page_that_fails_once_gets_its_later_try(endpoint: Endpoint) -> None:
     assert len(endpoint.ocr.of(Mark(number, 1))) == 2
 
 
+def long_text(length: int) -> str:
+    """So much text, none of it twice."""
+    return " ".join(map(str, range(length)))[:length]
+
+
 def test_what_does_not_fit_the_answer_remains_for_another_job(endpoint: Endpoint) -> None:
     number = new_number()
     for page in (1, 2, 3):
-        endpoint.ocr.always(Mark(number, page), Reply(text=f"{page}" * 40_000))
+        endpoint.ocr.always(Mark(number, page), Reply(text=long_text(40_000)))
     work = job_input(number, [11, 12, 13])
     first = endpoint.output(endpoint.post(work))
     assert [page["page"] for page in first["pages"]] == [11, 12]
@@ -225,7 +230,7 @@ def test_what_does_not_fit_the_answer_remains_for_another_job(endpoint: Endpoint
 
 def test_a_text_that_no_answer_can_carry_is_an_error_of_its_page(endpoint: Endpoint) -> None:
     number = new_number()
-    endpoint.ocr.always(Mark(number, 1), Reply(text="x" * 200_000))
+    endpoint.ocr.always(Mark(number, 1), Reply(text=long_text(200_000)))
     output = endpoint.output(endpoint.post(job_input(number, [5, 6])))
     assert [page["error"] and page["error"]["code"] for page in output["pages"]] == [
         "payload_too_large", None,

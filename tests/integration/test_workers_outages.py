@@ -149,8 +149,8 @@ def test_a_picture_too_large_for_the_server_is_read_at_two_thirds(service):
     assert second.width == pytest.approx(first.width * 2 / 3, abs=1)
 
 
-def test_an_endless_line_is_kept_as_truncated_with_a_warning(service):
-    one = answered(service, fake.LOOP, fake.LOOP)
+def test_a_text_cut_twice_is_kept_as_truncated_with_a_warning(service):
+    one = answered(service, fake.HALF, fake.HALF)
     view = service.view(one.id)
     assert (view.status, view.pages.truncated) == ("processed", 1)
     assert [(warning.code, warning.page) for warning in view.warnings] == [("page_truncated", 1)]

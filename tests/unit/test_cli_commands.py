@@ -16,7 +16,7 @@ from rag_service.settings import options
 
 COMMANDS = {
     "run", "up", "ingest", "status", "show", "cancel", "delete", "reprocess", "worker", "serve",
-    "flower", "cpu-ocr-server", "migrate", "settings",
+    "flower", "cpu-ocr-server", "layout-server", "migrate", "settings",
 }  # fmt: skip
 HEAVY = {
     "pydantic",
@@ -163,6 +163,13 @@ WRONG_SETTINGS = [
     ({"RAG_SERVICE_STORAGE_URL": "file:///proc/nope"}, "storage.url", 3),
     ({"RAG_SERVICE_DATA_DIR": "/proc/nope"}, "data_dir", 2),
     ({"RAG_SERVICE_LEASE_SECONDS": "1"}, "lease.give_up_after", 2),
+    ({"RUNPOD_API_BASE": "api.runpod.ai/v2"}, "runpod.api_base", 2),
+    ({"RAG_SERVICE_API_PUBLIC_URL": "http://rag.example.com"}, "api.public_url", 2),
+]
+RUNPOD = {"RAG_SERVICE_OCR_TRANSPORT": "runpod"}
+WITHOUT_RUNPOD = [
+    (RUNPOD | {"RUNPOD_ENDPOINT_ID": "e"}, "RUNPOD_API_KEY", 2),
+    (RUNPOD | {"RUNPOD_API_KEY": "k"}, "RUNPOD_ENDPOINT_ID", 2),
 ]
 
 
@@ -173,6 +180,16 @@ WRONG_SETTINGS = [
         *((("serve",), WRONG_SETTINGS[index]) for index in (0, 1, 5, 6)),
         *((("worker", "prepare"), WRONG_SETTINGS[index]) for index in (0, 1, 4)),
         (("run", __file__), WRONG_SETTINGS[0]),
+        *(
+            (command, wrong)
+            for command in (
+                ("up",),
+                ("run", __file__),
+                ("worker", "ocr"),
+                ("worker", "maintenance"),
+            )
+            for wrong in WITHOUT_RUNPOD
+        ),
     ],
 )
 def test_no_service_starts_with_a_setting_that_would_spoil_it(
@@ -183,6 +200,15 @@ def test_no_service_starts_with_a_setting_that_would_spoil_it(
     assert (done.returncode, key in done.stderr) == (status, True), done.stderr
     assert "Traceback" not in done.stderr
     assert "is up" not in done.stderr
+    assert "Starting" not in done.stderr
+    assert not list(tmp_path.glob("postgres*")), "nothing was started for it"
+
+
+def test_a_run_that_sends_no_page_needs_no_endpoint(tmp_path: Path) -> None:
+    """It ends by what it was given, not by what it would not have used."""
+    done = run("run", "--ocr", "off", "--parser", "nix", __file__, **RUNPOD)
+    assert (done.returncode, "nix" in done.stderr) == (2, True)
+    assert "RUNPOD" not in done.stderr
 
 
 @pytest.mark.parametrize("command", [("up",), ("serve",), ("worker", "ocr"), ("status",)])

@@ -68,6 +68,14 @@ def test_durations(seconds: float | None, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("numbers", "said"),
+    [([], ""), ([3], "3"), ([1, 2], "1-2"), ([9, 1, 3, 2], "1-3, 9"), ([1, 3, 5], "1, 3, 5")],
+)
+def test_pages_in_a_row_are_a_range(numbers: list[int], said: str) -> None:
+    assert words.page_ranges(numbers) == said
+
+
+@pytest.mark.parametrize(
     ("counts", "said"),
     [
         (PageCounts(), ""),

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,14 +9,15 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from rag_service.errors import Draining, LeaseLost, OcrMisconfigured, OcrOutage, PageTimeout
-from rag_service.parsers.base import PageTask, ParseJob
-from rag_service.parsers.glmocr import GlmOcr, has_writing
+from rag_service.layout.types import Box
+from rag_service.parsers.reading import has_writing
 from rag_service.parsers.registry import make_parser
-from rag_service.pdf.types import PdfWarning, RenderedPage
+from rag_service.pdf.types import PdfWarning
 from rag_service.settings import get_settings
-from rag_service.states import GOOD, PageState
+from rag_service.states import GOOD, LayoutMode, PageState
 from tests.fakes import ocr_server as fake
-from tests.fakes.scans import HEIGHT, WIDTH, Mark, new_number, picture
+from tests.fakes.scans import HEIGHT, WIDTH
+from tests.parsing import Reader, region_mark
 
 BUDGET = len(get_settings().retry.waits) + 1
 
@@ -33,101 +33,6 @@ def server(running):
     running.reset()
     yield running
     assert running.doubled == []
-
-
-class Source:
-    """Draws the pages of one scan."""
-
-    def __init__(self, document):
-        self.document = document
-        self.rendered = []
-        self.errors = {}
-        self.warnings = ()
-
-    async def render(self, number, dpi):
-        self.rendered.append((number, dpi))
-        if number in self.errors:
-            raise self.errors[number]
-        jpeg = picture(Mark(self.document, number), dpi)
-        size = (WIDTH * dpi // 72, HEIGHT * dpi // 72)
-        return RenderedPage(number, jpeg, *size, dpi, True, self.warnings)
-
-
-class Sink:
-    """Keeps pages in memory; `stop` is raised when that many pages are in hand."""
-
-    def __init__(self):
-        self.hands = []
-        self.stored = {}
-        self.stop_at = None
-        self.stop = None
-        self.lost = False
-
-    async def in_hand(self, number):
-        if self.stop_at is not None and len(self.hands) >= self.stop_at:
-            raise self.stop
-        self.hands.append(number)
-
-    async def still_ours(self):
-        if self.lost:
-            raise LeaseLost
-
-    async def store(self, result):
-        assert result.number not in self.stored
-        self.stored[result.number] = result
-
-    def state(self, number=1):
-        return self.stored[number].state
-
-
-class Watch:
-    """One worker's view of the server, with a clock of its own."""
-
-    def __init__(self, *, up=True):
-        self.up = up
-        self.last = None
-
-    async def is_up(self):
-        return self.up
-
-    async def last_answer(self):
-        return self.last
-
-    async def answered(self):
-        self.up = True
-        self.last = (self.last or datetime(1999, 1, 1, tzinfo=UTC)) + timedelta(seconds=1)
-
-
-class Reader:
-    """A parser with everything around it in memory; waits are counted, not slept."""
-
-    def __init__(self, server):
-        self.server = server
-        self.document = new_number()
-        self.source, self.sink, self.watch = Source(self.document), Sink(), Watch()
-        self.waits = []
-        self.in_flight = 3
-        self.changes = {}
-
-    def mark(self, page=1):
-        return Mark(self.document, page)
-
-    async def sleep(self, seconds):
-        self.waits.append(seconds)
-
-    def read(self, pages=1, tries=0):
-        """Parse that many pages; the stored results by number."""
-        base = get_settings()
-        changes = {"base_url": self.server.url, "pages_in_flight": self.in_flight, **self.changes}
-        chosen = base.model_copy(update={"ocr": base.ocr.model_copy(update=changes)})
-        tasks = [PageTask(number, tries) for number in range(1, pages + 1)]
-        job = ParseJob("a-run", chosen.ocr.model, 72, tasks)
-        parser = GlmOcr(chosen, sleep=self.sleep)
-        asyncio.run(parser.parse(job, self.source, self.sink, self.watch))
-        return self.sink.stored
-
-    def requests(self, page=1):
-        return self.server.of(self.mark(page))
 
 
 @pytest.fixture
@@ -279,23 +184,23 @@ def test_a_cut_page_gets_one_retry_with_more_room(reader):
 
 
 def test_a_page_cut_twice_keeps_its_text_and_says_so(reader):
-    reader.server.default = fake.LOOP
+    reader.server.default = fake.HALF
     result = reader.read()[1]
     assert result.state is PageState.TRUNCATED
-    assert result.markdown.startswith("The same line again.")
+    assert result.markdown == "Half of the"
     assert [warning.code for warning in result.warnings] == ["page_truncated"]
     assert len(reader.requests()) == 2
 
 
 def test_a_cut_page_is_not_asked_for_twice_where_there_is_no_more_room(reader):
     reader.changes = {"max_tokens": 300}
-    reader.server.default = fake.LOOP
+    reader.server.default = fake.HALF
     assert reader.read()[1].state is PageState.TRUNCATED
     assert len(reader.requests()) == 1
 
 
 @pytest.mark.parametrize(
-    "second", [fake.refusal(500), fake.refusal(400), fake.ENCODER_CACHE, fake.EMPTY]
+    "second", [fake.refusal(500), fake.refusal(400), fake.ENCODER_CACHE, fake.LOOP, fake.EMPTY]
 )
 def test_a_cut_page_whose_retry_brings_nothing_keeps_the_first_text(reader, second):
     reader.server.script(reader.mark(), fake.Reply(text="half", finish_reason="length"), second)
@@ -437,7 +342,8 @@ def test_the_registry_makes_this_parser(server):
 
 ANY_REPLY = st.sampled_from(
     [
-        fake.OK, fake.EMPTY, fake.LOOP, fake.CUT, fake.DROPPED, fake.HTML_200, fake.NULL_CONTENT,
+        fake.OK, fake.EMPTY, fake.HALF, fake.LOOP, fake.CUT, fake.DROPPED,
+        fake.HTML_200, fake.NULL_CONTENT,
         fake.ENCODER_CACHE, fake.TOO_LARGE, fake.BROKEN_CHARACTERS, fake.busy("1"),
         fake.gateway(502), fake.gateway(503), fake.refusal(400), fake.refusal(500),
         fake.Reply(text="", finish_reason="length"), fake.Reply(text="x", finish_reason="abort"),
@@ -448,23 +354,30 @@ ANY_REPLY = st.sampled_from(
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(script=st.lists(ANY_REPLY, max_size=14), tries=st.integers(0, 1))
+@given(
+    script=st.lists(ANY_REPLY, max_size=14),
+    of_region=st.lists(ANY_REPLY, max_size=6),
+    tries=st.integers(0, 1),
+    mode=st.sampled_from(LayoutMode),
+)
 def test_whatever_the_server_does_each_page_ends_once_and_never_well_without_text(
-    server, script, tries
+    server, script, of_region, tries, mode
 ):
     reader = Reader(server)
+    reader.layout, reader.layouts.boxes[1] = mode, [Box("text", 0.9, (100, 100, 900, 190))]
     server.script(reader.mark(1), *script)
+    server.script(region_mark(reader.document, 1, (100, 100, 900, 190)), *of_region)
     try:
         stored = reader.read(2, tries)
     except OcrOutage:
-        assert len(reader.requests(1)) >= BUDGET
+        assert len(server.requests) >= BUDGET
         return
     assert sorted(stored) == [1, 2]
     page = stored[1]
     if page.state in GOOD - {PageState.NO_TEXT}:
         assert has_writing(page.markdown)
     elif page.state is PageState.FAILED:
-        assert page.error.code in {"ocr_rejected", "ocr_empty"}
+        assert page.error.code in {"ocr_rejected", "ocr_empty", "ocr_repetition"}
     elif page.state is PageState.PENDING:
         assert page.retry_in is not None
         assert tries == 0

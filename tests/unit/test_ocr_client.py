@@ -20,6 +20,8 @@ from rag_service.settings import get_settings, load_settings
 from tests.fakes import ocr_server as fake
 from tests.fakes.scans import Mark, new_number, picture
 
+PROMPT = "Text Recognition:"
+
 
 @pytest.fixture(scope="module")
 def running():
@@ -49,7 +51,9 @@ def ask(server, work, **changes):
 
 def read(server, mark=None, max_tokens=100, **changes):
     jpeg = picture(mark or Mark(new_number(), 1))
-    return ask(server, lambda client: client.read_page(jpeg, max_tokens=max_tokens), **changes)
+    return ask(
+        server, lambda client: client.read(jpeg, prompt=PROMPT, max_tokens=max_tokens), **changes
+    )
 
 
 def test_an_answer_carries_text_tokens_and_time(server):
@@ -117,7 +121,7 @@ def test_a_cancelled_call_closes_its_request(server):
     server.default = fake.Reply(gate=gate)
 
     async def cancelled(client):
-        reading = asyncio.create_task(client.read_page(picture(Mark(1, 1)), max_tokens=9))
+        reading = asyncio.create_task(client.read(picture(Mark(1, 1)), prompt=PROMPT, max_tokens=9))
         await asyncio.to_thread(gate.arrived.wait, 10)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from rag_service.runpod.client import (
     NotAccepted,
     PollFailed,
     RunPodClient,
+    Unreachable,
 )
 from rag_service.settings import load_settings
 from tests.fakes.loopback import Answer, Loopback, Request
@@ -157,6 +159,49 @@ def test_a_refused_connection_is_no_job(server: Server) -> None:
     finally:
         server.loopback.listen()
     assert caught.value.retry_after is None
+
+
+def test_nobody_at_the_address_is_told_from_a_busy_endpoint(server: Server) -> None:
+    """The one is worth a look at the endpoint at once, the other only patience."""
+    server.answer = Answer.json({}, 429)
+    with pytest.raises(NotAccepted) as busy:
+        run(server)
+    assert not isinstance(busy.value, Unreachable)
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        asyncio.run(_post_to("http://no-such-host.invalid/v2"))
+    server.loopback.refuse()
+    try:
+        with pytest.raises(Unreachable, match="cannot be reached"):
+            run(server)
+    finally:
+        server.loopback.listen()
+
+
+async def _post_to(base: str) -> str:
+    async with RunPodClient(settings(), base_url=base, endpoint_id=ENDPOINT) as client:
+        return await client.run(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        (401, ["RUNPOD_API_KEY"]),
+        (403, ["RUNPOD_API_KEY"]),
+        (404, ["RUNPOD_ENDPOINT_ID", "RUNPOD_API_BASE"]),
+    ],
+)
+def test_a_refusal_names_the_settings_to_look_at(
+    server: Server, code: int, named: list[str]
+) -> None:
+    server.answer = Answer.json({"error": "because of that"}, code)
+    for call in (run, health):
+        with pytest.raises(EndpointRefused) as caught:
+            call(server)
+        said = caught.value.message
+        assert re.findall("RUNPOD_[A-Z_]+", said) == named
+        assert f"/v2/{ENDPOINT}" in said
+        assert "because of that" in said
+        assert KEY not in said
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("1.5", 1.5), ("soon", None)])
@@ -312,6 +357,13 @@ def test_health_counts_jobs_and_workers(server: Server) -> None:
 def test_a_worker_on_its_way_is_a_worker(server: Server, name: str) -> None:
     server.answer = Answer.json({"workers": {name: 1}})
     assert health(server).has_workers
+
+
+@pytest.mark.parametrize("code", [302, 400, 402, 418, 429, 500, 503])
+def test_no_error_is_taken_for_an_endpoint_that_is_well(server: Server, code: int) -> None:
+    server.answer = Answer.json({"jobs": {}, "workers": {"idle": 1}}, code)
+    with pytest.raises(PollFailed, match=str(code)):
+        health(server)
 
 
 @pytest.mark.parametrize("body", [{}, [], {"workers": None}, {"workers": {"idle": "many"}}])

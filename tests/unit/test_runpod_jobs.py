@@ -66,6 +66,21 @@ def test_a_cancelled_run_has_its_job_cancelled() -> None:
     assert isinstance(judge(AJob(cancel_wanted=True), report("IN_PROGRESS"), RUNPOD), CancelIt)
 
 
+@pytest.mark.parametrize("word", ["CANCELLED", "FAILED", "TIMED_OUT", "COMPLETED", None])
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_job_that_we_cancelled_is_no_failure_of_its_pages(word: str | None, passed: bool) -> None:
+    """Whatever RunPod then says of it, and whether it still knows it."""
+    job = AJob(cancel_wanted=True, deadline_passed=passed)
+    verdict = judge_unknown(job, RUNPOD) if word is None else judge(job, report(word), RUNPOD)
+    assert verdict == Ended(JobOutcome.CANCELLED, None)
+
+
+def test_a_result_that_came_before_a_cancel_is_taken() -> None:
+    ended = judge(AJob(cancel_wanted=True), report("COMPLETED", good_output()), RUNPOD)
+    assert isinstance(ended, Ended)
+    assert ended.output is not None
+
+
 @pytest.mark.parametrize("word", ["CANCELLED", "IN_PROGRESS"])
 def test_after_the_deadline_the_pages_time_out_and_are_not_posted_again(word: str) -> None:
     job = AJob(deadline_passed=True, left=-RUNPOD.deadline_margin)

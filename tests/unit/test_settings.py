@@ -22,6 +22,7 @@ from rag_service.settings import (
     load_settings,
     options,
     warn_of_unknown_variables,
+    warn_of_unused_server,
 )
 
 SECRETS = [option for option in options() if option.secret]
@@ -58,8 +59,12 @@ def another(option):
     """A valid value, as text, that differs from the default."""
     special = {
         "log_level": "DEBUG", "pages_in_flight": "3", "engine": "small", "waits": "1, 2.5",
-        "transport": "runpod", "layout": "auto",
+        "transport": "runpod", "layout": "page", "model": "pp_doclayout_v3", "device": "cpu",
+        "url": "http://gpu:8000", "table": "seal", "formula": "seal", "picture": "seal",
+        "drop": "seal",
         "jitter": "0.25", "base_url": "http://gpu:8000",
+        "repo": "http://mirror/layout", "api_base": "http://proxy/v2",
+        "public_url": "https://rag.example.com",
     }  # fmt: skip
     if option.path[-1] in special:
         return special[option.path[-1]]
@@ -188,6 +193,81 @@ def test_pages_in_flight_is_a_number_or_auto(monkeypatch):
     monkeypatch.setenv("GLMOCR_PIPELINE_MAX_WORKERS", "lots")
     with pytest.raises(ConfigurationError, match="GLMOCR_PIPELINE_MAX_WORKERS"):
         load_settings()
+
+
+ADDRESSES = [
+    option
+    for option in options()
+    if option.path in {("ocr", "base_url"), ("runpod", "api_base"), ("api", "public_url")}
+]
+
+
+@pytest.mark.parametrize("option", ADDRESSES, ids=lambda option: option.key)
+@pytest.mark.parametrize(
+    "text",
+    ["api.runpod.ai/v2", "localhost:8000", "ftp://x/v2", "https://", "https:///v2", "http://[::1",
+     "https://x:port/v2", "https://x:99999/v2", "https://x:0"],
+)  # fmt: skip
+def test_an_address_that_nothing_can_be_asked_at_stops_the_start(option, text, monkeypatch):
+    monkeypatch.setenv(option.env, text)
+    with pytest.raises(ConfigurationError, match=re.escape(option.key)) as caught:
+        load_settings()
+    assert option.env in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ADDRESSES, ids=lambda option: option.key)
+def test_one_address_has_one_spelling(option, monkeypatch):
+    spelt = []
+    for text in ("https://x.example:8443/y", "https://x.example:8443/y/"):
+        monkeypatch.setenv(option.env, text)
+        spelt.append(value_of(load_settings(), option))
+    assert spelt == ["https://x.example:8443/y"] * 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "[::1]:8000"])
+def test_in_the_clear_the_webhook_is_for_this_machine_alone(monkeypatch, host):
+    monkeypatch.setenv("RAG_SERVICE_API_PUBLIC_URL", f"http://{host}/")
+    assert load_settings().api.public_url == f"http://{host}"
+    for stranger in ("rag.example.com", "10.0.0.7", "127.0.0.1.example.com"):
+        monkeypatch.setenv("RAG_SERVICE_API_PUBLIC_URL", f"http://{stranger}")
+        with pytest.raises(ConfigurationError, match=r"api\.public_url.*https://"):
+            load_settings()
+
+
+@pytest.mark.parametrize("name", ["https://api.runpod.ai/v2/abc", "abc/run", "a b", "abc?x=1", "ä"])
+def test_an_endpoint_is_named_by_its_id_alone(monkeypatch, name):
+    monkeypatch.setenv("RUNPOD_ENDPOINT_ID", name)
+    with pytest.raises(ConfigurationError, match=r"runpod\.endpoint_id.*RUNPOD_ENDPOINT_ID"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({}, {"GLMOCR_BASE_URL"}),
+        ({"GLMOCR_BASE_URL": "http://gpu"}, set()),
+        ({"RAG_SERVICE_OCR_TRANSPORT": "runpod"}, {"RUNPOD_ENDPOINT_ID", "RUNPOD_API_KEY"}),
+        ({"RAG_SERVICE_OCR_TRANSPORT": "runpod", "RUNPOD_ENDPOINT_ID": "e"}, {"RUNPOD_API_KEY"}),
+        ({"RAG_SERVICE_OCR_TRANSPORT": "runpod", "RUNPOD_API_KEY": "k"}, {"RUNPOD_ENDPOINT_ID"}),
+        ({"RAG_SERVICE_OCR_TRANSPORT": "runpod", "RUNPOD_API_KEY": "k",
+          "RUNPOD_ENDPOINT_ID": "e"}, set()),
+    ],
+)  # fmt: skip
+def test_all_that_pages_need_to_travel_is_named_at_once(monkeypatch, variables, missing):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    told = load_settings().unset_for_pages
+    assert set(re.findall(r"\(([A-Z_]+)\)", told or "")) == missing
+
+
+@pytest.mark.parametrize(("transport", "warns"), [("runpod", True), ("direct", False)])
+def test_a_server_that_gets_no_page_is_warned_about(monkeypatch, caplog, transport, warns):
+    monkeypatch.setenv("RAG_SERVICE_OCR_TRANSPORT", transport)
+    warn_of_unused_server(load_settings())
+    assert not caplog.records
+    monkeypatch.setenv("GLMOCR_BASE_URL", "http://gpu")
+    warn_of_unused_server(load_settings())
+    assert ("GLMOCR_BASE_URL" in caplog.text) == warns
 
 
 def test_a_home_folder_is_expanded(monkeypatch):

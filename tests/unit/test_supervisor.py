@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.embedded import Program, Supervisor, supervisor
+from rag_service import supervisor
 from rag_service.errors import ServiceUnreachable
+from rag_service.supervisor import Program, Supervisor
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -255,7 +256,8 @@ def test_a_child_outlives_the_thread_that_asked_for_it(sup):
 
 OWNER = """
 import os, signal, sys, time
-from rag_service.embedded import Program, Supervisor, supervisor
+from rag_service import supervisor
+from rag_service.supervisor import Program, Supervisor
 supervisor.FIRST_WAIT = 0.05
 sup = Supervisor()
 deaf = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"

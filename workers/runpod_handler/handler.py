@@ -1,11 +1,13 @@
 """The RunPod worker: `python -m workers.runpod_handler.handler [OCR server's command …]`.
 
-Starts the OCR server, waits for it, takes jobs one at a time until SIGTERM. The two live and die
-together: a server that does not come up, or ends, ends the worker with exit status 1.
+Starts the OCR server and the layout server, waits for both, takes jobs one at a time until
+SIGTERM. It lives and dies with the OCR server: one that does not come up, or ends, ends the worker
+with exit status 1. A layout server that does not come up does too; one that ends is restarted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -19,6 +21,7 @@ import runpod
 from rag_service.errors import ConfigurationError, RagServiceError
 from rag_service.logs import configure_logging
 from rag_service.settings import Settings, load_settings
+from workers.layout_supervisor import LayoutSupervisor
 from workers.runpod_handler import start_checks
 from workers.runpod_handler.debug_lines import DebugLines, collect
 from workers.runpod_handler.faults import ServerUnhealthy
@@ -27,28 +30,42 @@ from workers.runpod_handler.ocr_server import OcrServer
 
 log = logging.getLogger(__name__)
 
+# RunPod sets it in every worker; without it runpod's loop would look for a test job instead.
+_MARK = "RUNPOD_WEBHOOK_GET_JOB"
+
 
 class Worker:
     """What runpod's loop calls: the start check and the handler."""
 
-    def __init__(self, settings: Settings, server: OcrServer, debug: DebugLines) -> None:
+    def __init__(
+        self, settings: Settings, server: OcrServer, layout: LayoutSupervisor, debug: DebugLines
+    ) -> None:
         self._settings = settings
         self._server = server
+        self._layout = layout
         self._debug = debug
         self._runner = JobRunner(settings, server, debug)
 
     async def ocr_worker_ready(self) -> None:
         """The fitness check; what it raises ends the process with exit status 1."""
         start_checks.check_engine(self._settings.handler)
+        start_checks.check_server_named(self._settings.ocr)
         start_checks.check_gpu(self._settings.handler)
-        start_checks.warn_of_missing_parts(self._settings.handler)
+        start_checks.warn_of_missing_volume(self._settings.handler)
         try:
             self._server.start()
+            await asyncio.to_thread(start_checks.bring_layout_model, self._settings)
+            await asyncio.to_thread(self._layout.start)
             await start_checks.wait_for_server(self._settings, self._server)
         except RagServiceError:
-            self._server.stop()
+            self.stop()
             raise
         self._server.on_end = _drain
+
+    def stop(self) -> None:
+        """End both servers."""
+        self._layout.stop()
+        self._server.stop()
 
     async def handle(self, job: dict[str, Any]) -> dict[str, Any]:
         """The job's output, or its error by name with the lines that led to it."""
@@ -74,7 +91,16 @@ def _drain() -> None:
 
 
 def main(command: Sequence[str]) -> int:
-    """Serve until SIGTERM. 0 after a drain, 1 where the OCR server ended by itself."""
+    """Serve until SIGTERM. 0 after a drain, 1 where the OCR server ended by itself, 2 where this
+    is no RunPod worker.
+    """
+    if _MARK not in os.environ:
+        print(
+            f"The handler runs inside a RunPod serverless worker, where {_MARK} is set; "
+            "docs/runpod.md says how to make the endpoint.",
+            file=sys.stderr,
+        )
+        return 2
     try:
         settings = load_settings()
     except ConfigurationError as error:
@@ -82,11 +108,11 @@ def main(command: Sequence[str]) -> int:
         return 1
     configure_logging(settings)
     server = OcrServer(command)
-    worker = Worker(settings, server, collect())
+    worker = Worker(settings, server, LayoutSupervisor(settings), collect())
     runpod.serverless.register_fitness_check(worker.ocr_worker_ready)
     runpod.serverless.start({"handler": worker.handle, "concurrency_modifier": lambda _: 1})
     ended = server.ended
-    server.stop()
+    worker.stop()
     return 1 if ended else 0
 
 

@@ -18,6 +18,7 @@ from rag_service.pdf.document import PdfWorker
 from rag_service.pdf.media import HEAD_BYTES, media_type_of
 from rag_service.runpod.wire import JobInput, JobOutput
 from rag_service.settings import Settings
+from rag_service.states import LayoutMode
 from workers.runpod_handler import gauges, reading
 from workers.runpod_handler.answer import fitted
 from workers.runpod_handler.debug_lines import DebugLines
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 
 def parse_input(raw: Any) -> JobInput:
-    """Raises UnsupportedVersion, InvalidJob, UnsupportedLayout."""
+    """Raises UnsupportedVersion, InvalidJob."""
     version = raw.get("version") if isinstance(raw, dict) else None
     if version != VERSION:
         raise UnsupportedVersion(f"The job's version is {version!r}; this handler speaks 1.")
@@ -53,8 +54,6 @@ def parse_input(raw: Any) -> JobInput:
         raise InvalidJob(f"The job's input is not valid: {_explained(error)}") from error
     if not job.pages or len(set(job.pages)) != len(job.pages) or min(job.pages) < 1:
         raise InvalidJob("`pages` must name at least one page, each once, from 1.")
-    if job.options.layout == "regions":
-        raise UnsupportedLayout("layout `regions` is not built; use `page` or `auto`.")
     return job
 
 
@@ -72,12 +71,21 @@ class JobRunner:
         started = time.monotonic()
         work = parse_input(job.get("input"))
         log.info("Job %s: %d pages of %s", job["id"], len(work.pages), work.filename)
+        self._require_layout(work)
         await self._require_healthy()
         async with self._volume.claimed(work.request_key) as claim:
             waited = time.monotonic() - started
             results, record = await self._while_server_lives(self._results(job, work, claim))
         seconds = {"waited": waited, "total": time.monotonic() - started}
         return self._answer(work, results, record, seconds)
+
+    def _require_layout(self, work: JobInput) -> None:
+        wanted, here = work.options.layout, self._settings.ocr.layout
+        if wanted is LayoutMode.REGIONS and here is LayoutMode.PAGE:
+            raise UnsupportedLayout(
+                "This endpoint has no layout server (its ocr.layout is `page`): "
+                "layout `regions` cannot be read here; use `page` or `auto`."
+            )
 
     async def _require_healthy(self) -> None:
         if self._server.ended:

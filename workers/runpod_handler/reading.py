@@ -6,18 +6,27 @@ PageSource, PageSink and ServerWatch in memory, and the loop that gives pages th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from rag_service.errors import PageError
-from rag_service.parsers.base import PageResult, PageTask, ParseJob
-from rag_service.parsers.glmocr import GlmOcr
+from rag_service.layout.types import Bbox
+from rag_service.parsers.base import PageResult, PageTask, ParseJob, Region
+from rag_service.parsers.glmocr import VERSION, GlmOcr
 from rag_service.pdf.document import PdfWorker
-from rag_service.pdf.types import RenderedPage
-from rag_service.runpod.wire import Engine, JobInput, PageOutput, PageProblem, Tokens
+from rag_service.pdf.types import Crop, PagePicture, RenderedPage
+from rag_service.runpod.wire import (
+    Engine,
+    JobInput,
+    PageOutput,
+    PageProblem,
+    RegionOutput,
+    Tokens,
+)
 from rag_service.settings import Settings
-from rag_service.states import PageState
+from rag_service.states import LayoutMode, PageState
 from workers.runpod_handler.volume import Claim
 
 
@@ -27,7 +36,13 @@ async def read_pages(settings: Settings, job: JobInput, pdf: PdfWorker, results:
     parser = GlmOcr(settings)
     tasks = results.missing()
     while tasks:
-        work = ParseJob(job.request_key, settings.ocr.model, job.options.dpi, tasks)
+        work = ParseJob(
+            job.request_key,
+            settings.ocr.model,
+            job.options.dpi,
+            LayoutMode(job.options.layout),
+            tasks,
+        )
         await parser.parse(work, source, results, LocalServer())
         tasks = results.missing()
         if tasks:
@@ -43,9 +58,25 @@ class Document:
 
     async def render(self, number: int, dpi: int) -> RenderedPage:
         """A JPEG of the page. Raises PageTooLarge, PageTimeout, PageUnrenderable."""
+        with self._as_page(number) as place:
+            return replace(await self._pdf.render(place, dpi), number=number)
+
+    async def look(self, number: int, dpi: int) -> PagePicture:
+        """A small picture of the page, for its layout. Raises as `render` does."""
+        with self._as_page(number) as place:
+            return replace(await self._pdf.look(place, dpi), number=number)
+
+    async def crops(self, number: int, dpi: int, boxes: Sequence[Bbox]) -> list[Crop]:
+        """Those parts of the page, each as a JPEG, in order. Raises as `render` does."""
+        with self._as_page(number) as place:
+            return await self._pdf.crops(place, dpi, boxes)
+
+    @contextmanager
+    def _as_page(self, number: int) -> Iterator[int]:
+        """The page's place in the file that was sent; errors speak of the original number."""
         place = self._place[number]
         try:
-            return replace(await self._pdf.render(place, dpi), number=number)
+            yield place
         except PageError as error:
             message = error.message.replace(f"Page {place} ", f"Page {number} ")
             raise type(error)(message, page=number) from error
@@ -115,10 +146,23 @@ def as_output(result: PageResult) -> PageOutput:
     return PageOutput(
         page=result.number,
         markdown=without_lone_surrogates(result.markdown),
+        regions=[_region(region) for region in result.regions],
         finish_reason=result.finish_reason,
         tokens=Tokens(prompt=result.prompt_tokens, completion=result.completion_tokens),
         seconds=result.seconds,
+        dpi=result.dpi,
+        parser_version=VERSION,
+        warnings=[PageProblem(code=w.code, message=w.message) for w in result.warnings],
         error=PageProblem(code=error.code, message=error.message) if error else None,
+    )
+
+
+def _region(region: Region) -> RegionOutput:
+    return RegionOutput(
+        index=region.index,
+        label=region.label,
+        bbox_2d=region.bbox,
+        content=without_lone_surrogates(region.content),
     )
 
 

@@ -14,11 +14,11 @@ import sys
 import time
 
 from rag_service.errors import ConfigurationError
-from rag_service.ocr.client import OcrClient
-from rag_service.settings import Handler, Settings
+from rag_service.layout.download import ensure_model
+from rag_service.ocr.client import OcrClient, Probe
+from rag_service.settings import Handler, Ocr, Settings
 from workers.runpod_handler.faults import ServerUnhealthy
 from workers.runpod_handler.ocr_server import OcrServer
-from workers.runpod_handler.volume import layout_model
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ ENGINE = "sglang"
 LEAST_DRIVER = 570
 _TOOL_SECONDS = 180
 _BETWEEN_PROBES = 2.0
+_TELL_SECONDS = 20.0
+_SURE_SECONDS = 6.0
 _LOOK_AT_GPU = """
 import json, torch
 print(json.dumps({"gpu": torch.cuda.is_available(), "torch": torch.__version__,
@@ -86,29 +88,72 @@ def _output(command: list[str]) -> str:
     return done.stdout
 
 
+def check_server_named(ocr: Ocr) -> None:
+    """Raises ConfigurationError where the image's own setting of the server's place is gone."""
+    if ocr.base_url is None:
+        raise ConfigurationError(
+            "GLMOCR_BASE_URL is not set: the image sets it to the OCR server that it starts beside "
+            "the handler."
+        )
+
+
 async def wait_for_server(settings: Settings, server: OcrServer) -> None:
     """Return when the OCR server serves our model. Raises ServerUnhealthy."""
-    deadline = time.monotonic() + settings.handler.start_timeout
+    wait = _Wait(settings.handler.start_timeout)
     async with OcrClient(settings.ocr, connections=1) as client:
         while not (probe := await client.probe()).ok:
             if server.ended:
                 raise ServerUnhealthy(server.ended)
-            if time.monotonic() > deadline:
-                limit = settings.handler.start_timeout
-                raise ServerUnhealthy(
-                    f"The OCR server did not come up in {limit:g} s: {probe.message}"
-                )
-            await asyncio.sleep(min(_BETWEEN_PROBES, max(0.0, deadline - time.monotonic())))
+            wait.go_on(probe)
+            await asyncio.sleep(min(_BETWEEN_PROBES, wait.left))
     log.info("The OCR server at %s is up.", settings.ocr.base_url)
 
 
-def warn_of_missing_parts(handler: Handler) -> None:
-    """Say what is not there and what that means; none of it stops the worker."""
-    model = layout_model(handler.volume)
+class _Wait:
+    """The wait for a server that starts: how long it may take, and what is said of it meanwhile."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._until = time.monotonic() + limit
+        self._told_at = float("-inf")
+        self._other_since: float | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds, from 0."""
+        return max(0.0, self._until - time.monotonic())
+
+    def go_on(self, probe: Probe) -> None:
+        """Say now and then what is waited for. Raises ServerUnhealthy where it is of no use."""
+        now = time.monotonic()
+        # One that is still loading may say anything for a moment.
+        self._other_since = (self._other_since or now) if probe.other_model else None
+        if self._other_since is not None and now - self._other_since >= _SURE_SECONDS:
+            raise ServerUnhealthy(probe.message)
+        if now > self._until:
+            raise ServerUnhealthy(
+                f"The OCR server did not come up in {self._limit:g} s: {probe.message}"
+            )
+        if now - self._told_at >= _TELL_SECONDS:
+            log.info("Waiting for the OCR server: %s", probe.message)
+            self._told_at = now
+
+
+def warn_of_missing_volume(handler: Handler) -> None:
+    """Say what it means that there is none; it does not stop the worker."""
     if not handler.volume.parent.is_dir():
         log.warning(
-            "There is no network volume at %s: work done under a request key is not kept.",
+            "There is no network volume at %s: work done under a request key is not kept, and "
+            "models are downloaded at every cold start.",
             handler.volume.parent,
         )
-    elif not model.is_dir():
-        log.warning("No layout model at %s; pages are read whole, which needs none.", model)
+
+
+def bring_layout_model(settings: Settings) -> None:
+    """Download the layout model's weights where they are absent; then they stay.
+
+    Raises ConfigurationError where they cannot be had.
+    """
+    layout = settings.layout
+    if settings.needs_layout_server and layout.folder is not None:
+        ensure_model(layout.folder, layout.repo)

@@ -159,11 +159,6 @@ class Volume:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def layout_model(volume: Path) -> Path:
-    """Where the layout model lives on the volume."""
-    return volume / "models" / "PP-DocLayoutV3"
-
-
 def _owner_file(folder: Path, number: int) -> Path:
     return folder / f"owner.{number:06d}"
 

@@ -228,17 +228,19 @@ def many():
         count=WAITING + ENDED,
     )
     sim.execute(
-        "INSERT INTO runs (id, document_id, number, state, parser, model, ocr, dpi, fingerprint,"
-        " priority, reuse_pages, epoch, crashes, expiries, worked_seconds, warnings, created_at)"
+        "INSERT INTO runs (id, document_id, number, state, parser, model, ocr, dpi, layout,"
+        " fingerprint, priority, reuse_pages, redo_pages, epoch, crashes, expiries, worked_seconds,"
+        " warnings, created_at)"
         " SELECT id, id, 1, CASE WHEN row_number() OVER (ORDER BY id) > :waiting THEN 'processed'"
         " WHEN random() < 0.5 THEN 'ready' ELSE 'queued' END,"
-        " 'glmocr', 'm', 'auto', 150, 'f', 1, true, 0, 0, 0, 0, '[]', created_at FROM documents",
+        " 'glmocr', 'm', 'auto', 150, 'auto', 'f', 1, true, '{}', 0, 0, 0, 0, '[]', created_at"
+        " FROM documents",
         waiting=WAITING,
     )
     sim.execute(
         "INSERT INTO pages (run_id, number, plan, plan_reason, state, width_pt, height_pt,"
-        " markdown, fingerprint, reused, tries, warnings)"
-        " SELECT id, n, 'ocr', '', 'pending', 1, 1, 'text', 'f', false, 0, '[]'"
+        " markdown, regions, fingerprint, reused, tries, warnings)"
+        " SELECT id, n, 'ocr', '', 'pending', 1, 1, 'text', '[]', 'f', false, 0, '[]'"
         " FROM runs, generate_series(1, :pages) n WHERE state <> 'queued'",
         pages=PAGES,
     )

@@ -1,5 +1,7 @@
 """Pages: planned once, stored once, tried later, taken over from earlier runs."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as bounded
@@ -9,8 +11,7 @@ from rag_service.errors import OcrRejected, PageTimeout
 from rag_service.knowledgebase import pages, runs
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.pages import PendingPage, PlannedRow, StoredPage
-from rag_service.knowledgebase.runs import RunOptions
-from rag_service.states import GOOD, PageState, Stage
+from rag_service.states import GOOD, LayoutMode, PageState, Stage
 from tests import simulation as sim
 from tests.simulation import claim, page_row, planned_numbers
 
@@ -198,16 +199,44 @@ def test_good_pages_of_equal_options_are_taken_over_and_failed_ones_are_not():
 @pytest.mark.parametrize(
     "options",
     [
-        RunOptions("other", "glm-ocr", "auto", 150),
-        RunOptions("glmocr", "glm-ocr-2", "auto", 150),
-        RunOptions("glmocr", "glm-ocr", "force", 150),
-        RunOptions("glmocr", "glm-ocr", "auto", 200),
+        replace(sim.OPTIONS, parser="other"),
+        replace(sim.OPTIONS, model="glm-ocr-2"),
+        replace(sim.OPTIONS, ocr="force"),
+        replace(sim.OPTIONS, dpi=200),
+        replace(sim.OPTIONS, layout=LayoutMode.REGIONS),
     ],
 )
 def test_other_options_take_nothing_over(options):
     document_id = read_document(PageState.OCR, PageState.NATIVE)
     sim.add_run(document_id, options)
     assert pages.reuse(claim()) == 0
+
+
+def test_beside_pages_to_redo_all_that_answers_stays_whatever_it_was_read_with():
+    document_id = read_document(PageState.OCR, PageState.TRUNCATED, PageState.OCR, PageState.FAILED)
+    other = replace(sim.OPTIONS, model="glm-ocr-2")
+    sim.add_run(document_id, other, redo_pages=[1, 2])
+    run = claim()
+    assert run.redo_pages == (1, 2)
+    assert pages.reuse(run) == 1
+    assert planned_numbers(run) == {3}
+    assert page_row(run.id, 3).fingerprint == sim.OPTIONS.fingerprint
+
+
+def test_of_pages_that_stay_the_one_that_answers_comes_first():
+    document_id = read_document(PageState.OCR, PageState.OCR, PageState.FAILED)
+    sim.add_run(document_id)
+    read_run(PageState.OCR, PageState.FAILED, PageState.OCR, prefix="newer")
+    answers = sim.document_row(document_id).current_run_id
+    sim.add_run(document_id)
+    older, newer = sim.rows("SELECT id FROM runs WHERE number < 3 ORDER BY number")
+    sim.execute("UPDATE documents SET current_run_id = :id", id=older.id)
+    assert answers == newer.id
+    sim.execute("UPDATE runs SET redo_pages = '{2}' WHERE number = 3")
+    run = claim()
+    assert pages.reuse(run) == 2
+    assert page_row(run.id, 1).markdown == "text 1"
+    assert page_row(run.id, 3).markdown == "newer 3"
 
 
 def test_the_newest_good_page_is_taken_over_though_a_newer_one_failed():

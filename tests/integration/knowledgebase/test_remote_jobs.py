@@ -1,87 +1,37 @@
 """Rows of posts: one live job a page, ids that come late, ends that race, claims of pollers."""
 
 import threading
-import uuid
 
 import pytest
 from sqlalchemy import text
 
 from rag_service import lifecycle
-from rag_service.errors import Cancelled, LeaseLost, RemoteJobFailed
-from rag_service.knowledgebase import catalogue, documents, leases, remote_jobs, runs
+from rag_service.errors import LeaseLost, RemoteJobFailed
+from rag_service.knowledgebase import documents, leases, remote_jobs, runs
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.pages import StoredPage
-from rag_service.knowledgebase.remote_jobs import FreePages, NewJob
+from rag_service.knowledgebase.remote_jobs import FreePages
 from rag_service.runpod.jobs import token_digest
 from rag_service.settings import get_settings
 from rag_service.states import JobOutcome, PageState, PostReason, RunState, Stage
 from rag_service.storage import DocumentStore
 from tests import simulation as sim
+from tests.posts import (
+    again,
+    cancel,
+    claims,
+    held_run,
+    job_row,
+    live_job,
+    open_job,
+    read_page,
+    row,
+    settle,
+)
 from tests.simulation import at_once
 
 pytestmark = pytest.mark.usefixtures("settings")
 ROUNDS = 15
-BASE, ENDPOINT = "http://runpod/v2", "ep"
-
-
-def held_run(pages=2):
-    """A run whose pages all wait for a post, as an ocr fork holds it."""
-    sim.ready_run(*[PageState.PENDING] * (pages - 1))
-    return sim.claim(Stage.OCR)
-
-
-def new_job(*pages, reason=PostReason.FIRST, token=None, endpoint=ENDPOINT, ttl=3600.0):
-    return NewJob(
-        base_url=BASE,
-        endpoint_id=endpoint,
-        request_key=f"key of {pages}",
-        token_sha256=token_digest(token or uuid.uuid4().hex),
-        pages=pages,
-        reason=reason,
-        ttl=ttl,
-        usd_per_second=0.5,
-    )
-
-
-def open_job(run, *pages, most_live=64, **more):
-    return remote_jobs.open_job(run, new_job(*pages, **more), most_live=most_live)
-
-
-def live_job(run, *pages, **more):
-    """A post that brought its id back; the row as pollers see it."""
-    job_id = open_job(run, *pages, **more)
-    remote_jobs.store_remote_id(job_id, f"remote-{job_id}")
-    return job_row(run, job_id)
-
-
-def job_row(run, job_id):
-    return next(job for job in remote_jobs.jobs_of(run.id) if job.id == job_id)
-
-
-def row(job_id):
-    return sim.one("SELECT * FROM remote_jobs WHERE id = :id", id=job_id)
-
-
-def read_page(number):
-    return StoredPage(number, PageState.OCR, f"text of {number}", {})
-
-
-def again(number):
-    return StoredPage(number, PageState.FAILED, "", {}, retry_in=0.0)
-
-
-def settle(job, *pages, outcome=JobOutcome.COMPLETED, reasons=None, **told):
-    return remote_jobs.settle(job, outcome, pages, reasons or {}, told)
-
-
-def claims(run):
-    query = "SELECT remote_job_id FROM pages WHERE run_id = :id ORDER BY number"
-    return [page.remote_job_id for page in sim.rows(query, id=run.id)]
-
-
-def cancel(run):
-    with begin() as connection:
-        return runs.cancel(connection, run.document_id, Cancelled())
 
 
 # Opening.
@@ -491,26 +441,3 @@ def test_a_deleted_document_stays_until_its_last_job_has_ended(settings):
         settle(job, outcome=JobOutcome.CANCELLED)
     assert lifecycle.remove_hidden(store) == 1
     assert sim.rows("SELECT 1 FROM remote_jobs") == []
-
-
-def test_a_document_costs_what_all_its_jobs_ran_at_their_own_price():
-    run = held_run(3)
-    settle(live_job(run, 1), again(1), outcome=JobOutcome.FAILED, execution_ms=1500)
-    settle(live_job(run, 1), read_page(1), execution_ms=2500)
-    remote_jobs.note_poll(live_job(run, 2).id, next_in=9, execution_ms=1000)
-    open_job(run, 3)
-    view = catalogue.get_document(run.document_id, None)
-    assert (view.cost.gpu_seconds, view.cost.usd, view.cost.lower_bound) == (5.0, 2.5, True)
-
-
-def test_an_endpoint_is_alarming_only_for_jobs_that_have_queued_for_long():
-    run = held_run(2)
-    running, queued = live_job(run, 1), live_job(run, 2)
-    remote_jobs.note_poll(running.id, next_in=9, status="IN_PROGRESS")
-    remote_jobs.note_poll(queued.id, next_in=9, status="IN_QUEUE")
-    assert not remote_jobs.queued_for_long((BASE, ENDPOINT), 600)
-    sim.execute("UPDATE remote_jobs SET submitted_at = now() - interval '601 s'")
-    assert remote_jobs.queued_for_long((BASE, ENDPOINT), 600)
-    assert not remote_jobs.queued_for_long((BASE, "another"), 600)
-    settle(queued, read_page(2))
-    assert not remote_jobs.queued_for_long((BASE, ENDPOINT), 600)

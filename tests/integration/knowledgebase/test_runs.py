@@ -1,5 +1,7 @@
 """How runs are made, handed on and ended, and which one speaks for its document."""
 
+from dataclasses import replace
+
 import pytest
 
 from rag_service.errors import (
@@ -13,7 +15,7 @@ from rag_service.errors import (
 from rag_service.knowledgebase import documents, leases, pages, runs
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.runs import RunOptions
-from rag_service.states import PageState, Priority, RunState, Stage
+from rag_service.states import LayoutMode, PageState, Priority, RunState, Stage
 from tests import simulation as sim
 from tests.simulation import at_once, claim, document_row, newest_run, run_row
 
@@ -33,14 +35,16 @@ def hide(document_id):
 
 def test_the_fingerprint_tells_any_two_options_apart():
     options = [
-        RunOptions("glmocr", "m", "auto", 150),
-        RunOptions("other", "m", "auto", 150),
-        RunOptions("glmocr", "n", "auto", 150),
-        RunOptions("glmocr", "m", "force", 150),
-        RunOptions("glmocr", "m", "auto", 200),
+        RunOptions("glmocr", "m", "auto", 150, LayoutMode.AUTO),
+        RunOptions("other", "m", "auto", 150, LayoutMode.AUTO),
+        RunOptions("glmocr", "n", "auto", 150, LayoutMode.AUTO),
+        RunOptions("glmocr", "m", "force", 150, LayoutMode.AUTO),
+        RunOptions("glmocr", "m", "auto", 200, LayoutMode.AUTO),
+        RunOptions("glmocr", "m", "auto", 150, LayoutMode.PAGE),
+        RunOptions("glmocr", "m", "auto", 150, LayoutMode.REGIONS),
     ]
     assert len({one.fingerprint for one in options}) == len(options)
-    assert options[0].fingerprint == RunOptions("glmocr", "m", "auto", 150).fingerprint
+    assert options[0].fingerprint == replace(options[0]).fingerprint
 
 
 def test_handing_to_ocr_frees_the_run_for_the_next_stage():

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from dataclasses import replace
 
 import pytest
 from alembic import command
@@ -13,9 +14,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import NullPool, create_engine, make_url, text
 
 from rag_service.errors import ConfigurationError
-from rag_service.knowledgebase import schema
+from rag_service.knowledgebase import pages, schema
 from rag_service.knowledgebase.engine import get_engine
 from rag_service.knowledgebase.models import Base
+from rag_service.states import LayoutMode
 from tests import simulation as sim
 
 MIGRATE = "from rag_service.knowledgebase.schema import migrate; print(migrate())"
@@ -34,12 +36,16 @@ def empty_database(database, environment):
         connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
 
 
-def downgrade():
+def move(to, revision):
     config = schema._config()
     with get_engine().connect() as connection:
         config.attributes["connection"] = connection
-        command.downgrade(config, "base")
+        to(config, revision)
         connection.commit()
+
+
+def downgrade():
+    move(command.downgrade, "base")
 
 
 def tables():
@@ -112,3 +118,30 @@ def test_a_migration_that_takes_longer_than_our_lock_limit_is_waited_for(monkeyp
         connection.execute(text(f"SELECT pg_advisory_unlock({schema._MIGRATION_LOCK})"))
     thread.join()
     assert done == [schema.newest_revision()]
+
+
+OLD_RUN = """
+INSERT INTO runs (id, document_id, number, state, parser, model, ocr, dpi, fingerprint, priority,
+                  reuse_pages, epoch, crashes, expiries, worked_seconds, warnings)
+VALUES ('r', :document, 1, 'processed', 'glmocr', 'glm-ocr', 'auto', 150, 'before', 1,
+        true, 1, 0, 0, 0, '[]')
+"""
+OLD_PAGE = """
+INSERT INTO pages (run_id, number, plan, plan_reason, state, width_pt, height_pt, markdown,
+                   fingerprint, reused, tries, warnings)
+VALUES ('r', 1, 'ocr', '', 'ocr', 595, 842, 'text', 'before', false, 0, '[]')
+"""
+
+
+def test_pages_read_before_there_were_regions_are_whole_pages_and_still_reused():
+    move(command.upgrade, "0002")
+    document_id = sim.insert_document()
+    sim.execute(OLD_RUN, document=document_id)
+    sim.execute(OLD_PAGE)
+    schema.migrate()
+    assert sim.page_row("r", 1).regions == []
+    assert sim.run_row("r").layout == "page"
+    sim.add_run(document_id, replace(sim.OPTIONS, layout=LayoutMode.PAGE))
+    assert pages.reuse(sim.claim()) == 1
+    move(command.downgrade, "0002")
+    assert {row.fingerprint for row in sim.rows("SELECT fingerprint FROM runs")} != {"before"}

@@ -1,5 +1,8 @@
 """Which documents a bulk redo means."""
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from rag_service.errors import EncryptedPdf, OcrUnavailable, WorkerCrashed
@@ -7,7 +10,7 @@ from rag_service.knowledgebase import runs
 from rag_service.knowledgebase.engine import begin
 from rag_service.knowledgebase.selection import (
     Selectors,
-    good_pages,
+    reused_pages,
     select_documents,
     unknown_ids,
 )
@@ -31,6 +34,7 @@ def failed_document(error, **wishes):
 
 def test_empty_selectors_say_so():
     assert Selectors().empty
+    assert Selectors(error="", collection="", model_was="").empty
     assert not any(
         s.empty
         for s in (
@@ -38,6 +42,9 @@ def test_empty_selectors_say_so():
             Selectors(failed=True),
             Selectors(error="x"),
             Selectors(collection="c"),
+            Selectors(truncated=True),
+            Selectors(dpi_was=150),
+            Selectors(since=datetime.now(UTC)),
         )
     )
 
@@ -108,12 +115,12 @@ def test_deleted_documents_are_not_meant():
     assert selected(failed=True) == selected(ids=(document_id,)) == []
 
 
-def test_a_candidate_brings_its_newest_runs_options():
+def test_a_candidate_brings_its_newest_runs_options_and_the_pages_that_are_known():
     document_id = sim.processed_document(PageState.NATIVE)
     sim.add_run(document_id, sim.OTHER_OPTIONS)
     with begin() as connection:
         [one] = select_documents(connection, Selectors(ids=(document_id, document_id)))
-    assert (one.state, one.active, one.ocr, one.pages) == (RunState.QUEUED, True, "force", 0)
+    assert (one.state, one.active, one.ocr, one.pages) == (RunState.QUEUED, True, "force", 1)
 
 
 def test_good_pages_are_counted_once_whatever_run_they_are_in():
@@ -122,6 +129,97 @@ def test_good_pages_are_counted_once_whatever_run_they_are_in():
     run = claim()
     sim.plan(run, PageState.NATIVE, PageState.NATIVE, PageState.PENDING)
     with begin() as connection:
-        assert good_pages(connection, document_id, run.fingerprint) == 3
-        assert good_pages(connection, document_id, sim.OTHER_OPTIONS.fingerprint) == 0
-        assert good_pages(connection, "other", run.fingerprint) == 0
+        assert reused_pages(connection, document_id, run.fingerprint) == 3
+        assert reused_pages(connection, document_id, sim.OTHER_OPTIONS.fingerprint) == 0
+        assert reused_pages(connection, "other", run.fingerprint) == 0
+
+
+def read_document(*columns, state=PageState.OCR):
+    """A processed document whose pages were read so."""
+    document_id = sim.add_document()
+    run = claim()
+    sim.plan(run, *[PageState.PENDING] * len(columns))
+    for number, carried in enumerate(columns, start=1):
+        sim.read(run, number, state, columns=carried)
+    runs.finish(run)
+    return document_id
+
+
+def chosen(numbers=(), **selectors):
+    with begin() as connection:
+        found = select_documents(connection, Selectors(**selectors), numbers)
+        return {one.id: one.chosen for one in found}
+
+
+@pytest.mark.parametrize(
+    ("selector", "value", "column", "carried"),
+    [
+        ("model_was", "old", "model", ("old", "new", "old")),
+        ("engine_was", "vllm", "engine", ("vllm", None, "vllm")),
+        ("version_was", "1", "parser_version", ("1", "11", "1")),
+        ("dpi_was", 137, "dpi", (137.0, 150.0, 136.6)),
+    ],
+)
+def test_pages_are_chosen_by_what_they_carry(selector, value, column, carried):
+    some = read_document(*({column: one} for one in carried))
+    read_document({column: carried[1]}, {})
+    assert chosen(**{selector: value}) == {some: (1, 3)}
+
+
+def test_truncated_pages_are_chosen():
+    cut = read_document({}, state=PageState.TRUNCATED)
+    read_document({})
+    assert chosen(truncated=True) == {cut: (1,)}
+
+
+def test_one_page_must_fit_all_selectors_of_pages():
+    apart = read_document({"model": "old"}, {"engine": "vllm"})
+    both = read_document({}, {"model": "old", "engine": "vllm"})
+    assert chosen(model_was="old", engine_was="vllm") == {both: (2,)}
+    assert chosen(ids=(apart,), model_was="old") == {apart: (1,)}
+    assert chosen(collection="elsewhere", model_was="old") == {}
+
+
+def test_numbers_choose_pages_and_never_documents():
+    three, one = read_document(*[{"model": "old"}] * 3), read_document({})
+    numbers = [(2, 2), (3, 9)]
+    assert chosen(numbers, collection="default") == {three: (2, 3), one: ()}
+    assert chosen(numbers, model_was="old") == {three: (2, 3)}
+    assert chosen([(9, 9)], model_was="old") == {three: ()}
+    assert chosen(collection="default") == {three: None, one: None}
+
+
+def test_selectors_of_pages_look_at_the_text_that_answers():
+    """A redo that failed or was cancelled has changed nothing yet."""
+    document_id = read_document({"model": "old"}, {"model": "old"})
+    for end in (lambda run: runs.fail(run, OcrUnavailable()), runs.finish):
+        sim.add_run(document_id, sim.OTHER_OPTIONS)
+        run = claim()
+        sim.plan(run, PageState.PENDING, PageState.NATIVE)
+        assert chosen(model_was="old") == {document_id: (1, 2)}
+        sim.read(run, 1, columns={"model": "new"})
+        end(run)
+        before = chosen(model_was="old")
+    assert before == {}
+    assert chosen(model_was="new") == {document_id: (1,)}
+
+
+def test_the_parser_is_that_of_the_text_that_answers():
+    document_id = sim.processed_document(PageState.NATIVE)
+    sim.add_run(document_id, replace(sim.OPTIONS, parser="other"))
+    assert selected(parser_was="glmocr") == [document_id]
+    assert selected(parser_was="other") == []
+
+
+def test_times_are_those_at_which_newest_runs_ended():
+    early, late = failed_document(EncryptedPdf()), failed_document(EncryptedPdf())
+    sim.add_document()
+    for document_id, when in ((early, "2026-03-01 10:00Z"), (late, "2026-03-02 10:00Z")):
+        sim.execute(
+            "UPDATE runs SET finished_at = :when WHERE document_id = :id", id=document_id, when=when
+        )
+    between = datetime(2026, 3, 2, 10, tzinfo=UTC)
+    assert selected(since=between) == [late]
+    assert selected(before=between) == [early]
+    assert selected(since=between - timedelta(days=1), before=between) == [early]
+    assert selected(since=between, error="pages_failed") == []

@@ -15,7 +15,7 @@ DAY = 86400
 
 
 def mark_out(**wishes):
-    servers.mark_out(URL, "refused", **{"misconfigured": False, **wishes})
+    return servers.mark_out(URL, "refused", **{"misconfigured": False, **wishes})
 
 
 def claim_ocr(**wishes):
@@ -46,6 +46,25 @@ def test_an_outage_is_one_from_its_first_note_on(misconfigured):
     servers.mark_out(URL, "still", misconfigured=misconfigured)
     again = servers.get(URL)
     assert (again.message, again.down_since) == ("still", first.down_since)
+
+
+def test_an_outage_is_news_once_in_each_way():
+    news = [mark_out(), mark_out(), mark_out(misconfigured=True), mark_out(misconfigured=True)]
+    assert news == [True, False, True, False]
+    servers.mark_answered(URL)
+    assert mark_out()
+
+
+def test_alarms_stand_beside_the_state_until_they_are_taken_back():
+    servers.mark_answered(URL)
+    assert servers.get(URL).alarms == {}
+    servers.set_alarms(URL, {"ocr_server": "down: a\nb: c", "no_gpu_workers": "none: \ud800"})
+    assert servers.get(URL).alarms == {"ocr_server": "down: a b: c", "no_gpu_workers": "none:"}
+    mark_out()
+    servers.mark_answered(URL)
+    assert len(servers.get(URL).alarms) == 2
+    servers.set_alarms(URL, {})
+    assert servers.get(URL).alarms == {}
 
 
 def test_a_servers_words_are_made_fit_for_the_database():
@@ -136,6 +155,21 @@ def test_a_failed_trial_parks_all_again():
     assert servers.begin_trial(URL) == second.id
     row = run_row(first.id)
     assert (row.crashes, row.expiries) == (0, 0)
+
+
+def test_a_run_that_sends_nothing_gives_its_turn_to_others():
+    first, second = ready_run(), ready_run()
+    mark_out()
+    assert servers.begin_trial(URL) == first.id
+    assert claim_ocr().id == first.id
+    servers.pass_trial(URL, second.id)
+    assert state() is ServerState.TRIAL
+    servers.pass_trial(URL, first.id)
+    assert state() is ServerState.DOWN
+    assert servers.begin_trial(URL) == second.id
+    servers.mark_answered(URL)
+    servers.pass_trial(URL, second.id)
+    assert state() is ServerState.UP
 
 
 def test_a_trial_outlives_the_crash_of_its_worker():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,11 @@ from PIL import Image, ImageDraw
 from rag_service.errors import PageTooLarge, PageUnrenderable
 from rag_service.pdf.document import PdfWorker
 from rag_service.pdf.types import OcrMode, PlannedPage, RenderedPage
-from rag_service.settings import load_settings
 from tests.fakes import pdf_samples as samples
+from tests.fakes.opened import on
 
 DARK, LIGHT = 90, 165
 BLACK = (0, 0, 0)
-
-
-def on(path: Path, work: Any, **changes: Any) -> Any:
-    """Run `work(worker)` with the file open."""
-
-    async def run() -> Any:
-        limits = load_settings().pdf.model_copy(update=changes)
-        async with PdfWorker(limits, 100) as worker:
-            await worker.open(path, "")
-            return await work(worker)
-
-    return asyncio.run(run())
 
 
 def rendered(path: Path, number: int = 1, dpi: int = 150, **changes: Any) -> RenderedPage:

@@ -1,17 +1,15 @@
-"""Puts the blocks of a page in the order a person reads them. Runs in the render child.
+"""Puts the blocks of a page in the order a person reads them.
 
-Called by markdown.py. A page is cut into bands across its whole width; neighbouring bands with
-a common gutter are one set of columns. Where nothing speaks for columns, the order in which the
-file draws its blocks stands.
+Used by the pdf room for text layers and by the layout room for a model's boxes. A page is cut
+into bands across its whole width; neighbouring bands with a common gutter are one set of columns.
+Where nothing speaks for columns, the pieces' own order stands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
-
-from rag_service.pdf.extract import Box
+from typing import NamedTuple, Protocol
 
 # Boxes of lines set tightly overlap by about this much, in points.
 SLACK = 2.0
@@ -22,11 +20,24 @@ MIN_COLUMN_CHARACTERS = 15
 MIN_COLUMN_OVERLAP = 0.3
 
 
+class Rectangle(Protocol):
+    """A rectangle in points, origin at the shown page's top left."""
+
+    @property
+    def x0(self) -> float: ...
+    @property
+    def y0(self) -> float: ...
+    @property
+    def x1(self) -> float: ...
+    @property
+    def y1(self) -> float: ...
+
+
 class Piece(NamedTuple):
-    """Something on the page with a place in the order; `place` counts in the file's order."""
+    """Something on the page; `place` is its own, and its order where nothing speaks for columns."""
 
     place: int
-    box: Box
+    box: Rectangle
     lines: int
     characters: int
 

@@ -1,8 +1,8 @@
-"""Child processes of `up` and `run`: started, watched, started again, stopped in order.
+"""Child processes: started, watched, started again, stopped in order.
 
-Used by the embedded servers and by the CLI for the service's own processes. Every child is
-started by one thread that lives as long as the process: the kernel sends a child its death
-signal when the *thread* that started it ends.
+Used by the CLI for the processes of `up` and `run` and by the ocr worker for its layout server.
+Every child is started by one thread that lives as long as the process: the kernel sends a child
+its death signal when the *thread* that started it ends.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_service.pdf.extract import Box
-from rag_service.pdf.reading_order import Piece, in_reading_order
+from rag_service.reading_order import Piece, in_reading_order
 
 LINE = 40  # characters
 

@@ -1,0 +1,126 @@
+"""What the end of a job says of its pages: read, to be posted again, failed by which name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from rag_service.errors import RemoteJobFailed
+from rag_service.knowledgebase.remote_jobs import JobRow
+from rag_service.parsers.base import PageResult, PageWarning, Region
+from rag_service.parsers.glmocr import VERSION
+from rag_service.runpod.jobs import Ended
+from rag_service.runpod.wire import JobOutput
+from rag_service.states import JobOutcome, JobState, PageState, PostReason
+from workers.remote_poll import results
+from workers.runpod_handler.reading import as_output
+
+REGION = {"index": 0, "label": "text", "bbox_2d": (1, 2, 3, 4), "content": "Some text."}
+
+
+def job(*pages: int) -> JobRow:
+    return JobRow(
+        id="j", run_id="r", base_url="u", endpoint_id="e", remote_id="x", hinted_id=None,
+        request_key="k", pages=pages, reason=PostReason.FIRST, state=JobState.LIVE,
+        cancel_wanted=False, deadline_passed=False, age=1.0, left=100.0, lost_for=None,
+    )  # fmt: skip
+
+
+def ended(*pages: dict[str, Any], **more: Any) -> Ended:
+    engine = {"name": "sglang", "model": "glm-ocr", "version": "0.5"}
+    given = {"version": 1, "request_key": "k", "pages": pages, "engine": engine, **more}
+    output = JobOutput.model_validate(given)
+    return Ended(JobOutcome.COMPLETED, RemoteJobFailed(), output, PostReason.SECOND_TRY)
+
+
+def only_page(**page: Any) -> Any:
+    stored, reasons = results(job(1), ended({"page": 1, "markdown": "Text."} | page), {})
+    assert reasons == {}
+    return stored[0]
+
+
+def test_a_page_that_was_read_brings_all_that_is_known_of_it() -> None:
+    page = only_page(
+        regions=[REGION], finish_reason="stop", tokens={"prompt": 7, "completion": 3},
+        seconds=1.5, dpi=137.5, parser_version="2",
+        warnings=[{"code": "resolution_capped", "message": "Drawn at 137 DPI."}],
+    )  # fmt: skip
+    assert (page.state, page.markdown, page.regions) == (PageState.OCR, "Text.", [REGION])
+    assert page.warnings == [{"code": "resolution_capped", "message": "Drawn at 137 DPI."}]
+    assert page.columns == {
+        "finish_reason": "stop", "prompt_tokens": 7, "completion_tokens": 3, "seconds": 1.5,
+        "dpi": 137.5, "parser_version": "2", "engine": "sglang", "model": "glm-ocr",
+    }  # fmt: skip
+
+
+def test_what_the_handler_sends_of_a_page_is_what_is_stored() -> None:
+    region = Region(0, "doc_title", (90, 40, 910, 80), "# A \ud800 title")
+    warning = PageWarning("page_truncated", "The region `doc_title` stops at the token limit.")
+    result = PageResult(
+        1, PageState.TRUNCATED, "# A title", [region], "length", dpi=137.5, warnings=[warning]
+    )
+    sent = as_output(result)
+    page = only_page(**json.loads(sent.model_dump_json()))
+    assert (page.state, page.warnings) == (PageState.TRUNCATED, [asdict(warning)])
+    assert page.regions == [
+        {
+            "index": 0, "label": "doc_title", "bbox_2d": (90, 40, 910, 80),
+            "content": "# A \ufffd title",
+        }
+    ]  # fmt: skip
+    assert page.columns["dpi"] == 137.5
+    assert page.columns["parser_version"] == VERSION
+
+
+@pytest.mark.parametrize(
+    ("warnings", "finish_reason", "state"),
+    [
+        (["repetition_cut"], "length", PageState.OCR),
+        (["page_truncated"], "length", PageState.TRUNCATED),
+        (["repetition_cut", "page_truncated"], "length", PageState.TRUNCATED),
+        (["resolution_capped", "page_without_text"], "stop", PageState.NO_TEXT),
+        ([], "length", PageState.TRUNCATED),
+        ([], "stop", PageState.OCR),
+    ],
+)
+def test_a_page_is_called_what_its_handler_remarks(
+    warnings: list[str], finish_reason: str, state: PageState
+) -> None:
+    said = [{"code": code, "message": "A remark."} for code in warnings]
+    page = only_page(finish_reason=finish_reason, warnings=said)
+    assert page.state is state
+    assert bool(page.warnings) == (bool(said) or finish_reason == "length")
+
+
+def test_a_page_without_text_is_never_silent() -> None:
+    page = only_page(markdown=" \n", finish_reason="stop")
+    assert page.state is PageState.NO_TEXT
+    assert [warning["code"] for warning in page.warnings] == ["page_without_text"]
+
+
+@pytest.mark.parametrize(
+    ("code", "called", "again"),
+    [
+        ("page_too_large", "page_too_large", False),
+        ("page_timeout", "page_timeout", False),
+        ("page_unrenderable", "page_unrenderable", False),
+        ("ocr_rejected", "ocr_rejected", False),
+        ("ocr_empty", "ocr_empty", False),
+        ("ocr_repetition", "ocr_repetition", False),
+        ("layout_unavailable", "layout_unavailable", True),
+        ("internal", "ocr_rejected", True),
+    ],
+)
+def test_a_page_fails_by_its_handlers_code_and_once_more_where_that_may_help(
+    code: str, called: str, again: bool
+) -> None:
+    end = ended({"page": 1, "error": {"code": code, "message": "It failed."}})
+    [page], reasons = results(job(1), end, {})
+    assert reasons == ({1: PostReason.SECOND_TRY} if again else {})
+    assert (page.error is None) == again
+    [page], reasons = results(job(1), end, {1: {PostReason.SECOND_TRY}})
+    assert (page.state, reasons, page.error.code) == (PageState.FAILED, {}, called)
+    assert "It failed." in page.error.message

@@ -1,0 +1,34 @@
+"""A new client for each document must not read the certificates anew."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+from pydantic import SecretStr
+
+from rag_service import tls
+from rag_service.layout.client import LayoutClient
+from rag_service.ocr.client import OcrClient
+from rag_service.runpod.client import RunPodClient
+from rag_service.settings import get_settings
+
+
+def test_clients_of_one_process_read_the_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    real = ssl.create_default_context
+
+    def counted(*arguments: object, **options: object) -> ssl.SSLContext:
+        read.append(options)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    tls.trusted.cache_clear()
+    settings = get_settings()
+    ocr = settings.ocr.model_copy(update={"base_url": "https://ocr.example"})
+    runpod = settings.runpod.model_copy(update={"api_key": SecretStr("key")})
+    for _ in range(3):
+        OcrClient(ocr, connections=1)
+        LayoutClient(settings)
+        RunPodClient(runpod, base_url="https://api.example/v2", endpoint_id="ep")
+    assert len(read) == 1

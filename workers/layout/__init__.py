@@ -1,0 +1,1 @@
+"""The layout server's parts: desk, HTTP, one a node."""
