@@ -56,3 +56,19 @@ def scanned(counts: Sequence[int]) -> bytes:
             page.insert_image(page.rect, stream=picture)
         content: bytes = document.tobytes()
     return content
+
+
+def numbered_scan(pages: int, blocks: int = 4) -> bytes:
+    """A PDF of pictures: each page with so many paragraphs, no two alike in the document."""
+    with pymupdf.open() as drawn, pymupdf.open() as scan:
+        for number in range(1, pages + 1):
+            page = drawn.new_page()
+            for block in range(blocks):
+                top = 60 + 170 * block
+                words = f"Sheet {number}, paragraph {block + 1}. {PROSE[: 500 + 30 * block]}"
+                page.insert_textbox((60, top, 540, top + 120), words, fontsize=11)
+            picture = page.get_pixmap(dpi=100, colorspace=pymupdf.csGRAY).tobytes("jpeg")
+            sheet = scan.new_page()
+            sheet.insert_image(sheet.rect, stream=picture)
+        content: bytes = scan.tobytes()
+    return content

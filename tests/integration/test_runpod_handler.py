@@ -27,10 +27,13 @@ from tests.fakes.runpod_jobs import Job
 from tests.fakes.runpod_service import RunPodService
 from tests.fakes.runpod_workers import HANDLER, RunPodWorkers
 from tests.fakes.scans import Mark, new_number, scan
+from tests.fakes.sheets import numbered_scan
 from tests.net import free_port
 from tests.processes import Programs
 
 MIB = 1 << 20
+# For documents of real pictures.
+ROOMY = {"RAG_SERVICE_HANDLER_MAX_DOCUMENT_BYTES": str(64 * MIB)}
 # The limits are small so that tests can reach them, the waits short.
 ENVIRONMENT = {
     "PATH": os.environ["PATH"],
@@ -439,3 +442,29 @@ def test_a_server_killed_in_mid_life_fails_the_job_and_ends_the_worker(fresh: En
 
 def _server_pid(family: list[int]) -> int:
     return next(pid for pid in family if "cpu-ocr-server" in psutil.Process(pid).cmdline())
+
+
+# Regions.
+
+
+def test_a_job_by_regions_brings_them_with_their_places(fresh: Endpoint) -> None:
+    fresh.ocr.default = Reply(text="Some words of it.")
+    fresh.workers.start(RAG_SERVICE_OCR_LAYOUT="auto", **ROOMY)
+    options = {"dpi": 72, "layout": "regions", "max_tokens": 4096}
+    work = job_input(1, [4, 7], document=inline(numbered_scan(2)), options=options)
+    first, second = fresh.output(fresh.post(work))["pages"]
+    assert [page["page"] for page in (first, second)] == [4, 7]
+    for page in (first, second):
+        assert [region["label"] for region in page["regions"]] == ["text"] * 4
+        assert [region["index"] for region in page["regions"]] == [0, 1, 2, 3]
+        tops = [region["bbox_2d"][1] for region in page["regions"]]
+        assert tops == sorted(tops)
+        assert page["markdown"].count("Some words of it.") == 4
+
+
+def test_a_layout_model_that_cannot_load_ends_the_worker(fresh: Endpoint) -> None:
+    variables = {"RAG_SERVICE_LAYOUT_MODEL": "pp_doclayout_v3"}
+    fresh.workers.start(RAG_SERVICE_OCR_LAYOUT="auto", **variables)
+    (worker,) = fresh.workers.all
+    assert worker.program.wait() == 1
+    assert "pp_doclayout_v3 cannot load" in worker.program.text

@@ -1,4 +1,4 @@
-"""An ocr worker and its layout server: up before the first page, mended when it dies, gone with it."""
+"""An ocr worker and its layout server: up before the first page, mended, gone with it."""
 
 from __future__ import annotations
 

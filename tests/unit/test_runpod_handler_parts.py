@@ -187,7 +187,8 @@ def test_a_zip_bomb_is_not_inflated() -> None:
 def test_the_images_requirements_are_what_the_handler_imports() -> None:
     code = (
         "import sys, workers.runpod_handler.handler, rag_service.pdf.service\n"
-        "import workers.layout_server, workers.layout.api, rag_service.layout.pp_doclayout\n"
+        "import workers.layout_server, workers.layout.api\n"
+        "import rag_service.layout.cdla, rag_service.layout.pp_doclayout\n"
         "ours = [m for n, m in sys.modules.items() if n.startswith(('rag_service.', 'workers.'))]\n"
         "print(*sorted(m.__file__ for m in ours))"
     )
