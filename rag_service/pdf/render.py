@@ -38,9 +38,7 @@ def look_at(page: Any) -> Look:
     scale = min(LOOK_DPI / POINTS_PER_INCH, math.sqrt(LOOK_PIXELS / area))
     # A page of a few points must not shrink to no pixel at all.
     scale = max(scale, 1 / max(min(page.rect.width, page.rect.height), 1e-6))
-    drawing = page.get_displaylist()
-    image = draw_scan(drawing, scale) or _pixels(drawing, scale, pymupdf.csGRAY)
-    return Look(image.convert("L"), scale)
+    return Look(_pixels(page.get_displaylist(), scale, pymupdf.csGRAY), scale)
 
 
 def draw_page(page: Any, number: int, dpi: float, *, max_pixels: int) -> Raster:

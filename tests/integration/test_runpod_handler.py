@@ -451,7 +451,7 @@ def test_a_job_by_regions_brings_them_with_their_places(fresh: Endpoint) -> None
     fresh.ocr.default = Reply(text="Some words of it.")
     fresh.workers.start(RAG_SERVICE_OCR_LAYOUT="auto", **ROOMY)
     options = {"dpi": 72, "layout": "regions", "max_tokens": 4096}
-    work = job_input(1, [4, 7], document=inline(numbered_scan(2)), options=options)
+    work = {**job_input(1, [4, 7]), "document": inline(numbered_scan(2)), "options": options}
     first, second = fresh.output(fresh.post(work))["pages"]
     assert [page["page"] for page in (first, second)] == [4, 7]
     for page in (first, second):
