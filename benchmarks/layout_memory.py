@@ -90,12 +90,14 @@ def measure(model: str, where: str, forks: int, pdf: Path, folder: Path) -> Tree
         kinds = {pid: kind(psutil.Process(pid), main.pid) for pid in children}
         own = pss(main)
 
-    def mean(wanted: str) -> float:
-        return sum(size for pid, size in children.items() if kinds[pid] == wanted) / forks
+    def sum_of(wanted: str) -> float:
+        return sum(size for pid, size in children.items() if kinds[pid] == wanted)
 
-    server = sum(size for pid, size in children.items() if kinds[pid] == "server")
-    total = own + sum(children.values())
-    return Tree(model, where, forks, total, own, mean("fork"), mean("render child"), server)
+    sizes = (
+        own + sum(children.values()), own, sum_of("fork") / forks,
+        sum_of("render child") / forks, sum_of("server"),
+    )  # fmt: skip
+    return Tree(model, where, forks, *(round(size, 1) for size in sizes))
 
 
 def pss(process: psutil.Process) -> float:

@@ -23,7 +23,14 @@ from rag_service.errors import (
     Unauthorized,
 )
 from rag_service.hosts import is_loopback
-from rag_service.knowledgebase.views import DocumentView, JobView, PageView, Redo, WholePageView
+from rag_service.knowledgebase.views import (
+    DocumentView,
+    JobView,
+    PageView,
+    Redo,
+    ServerView,
+    WholePageView,
+)
 from rag_service.settings import Settings
 from rag_service.states import RunState
 
@@ -63,6 +70,10 @@ class _Redone(BaseModel):
 
 class _Jobs(BaseModel):
     jobs: list[JobView]
+
+
+class _Servers(BaseModel):
+    servers: list[ServerView]
 
 
 class _Pages(BaseModel):
@@ -181,6 +192,10 @@ class Client:
     def jobs(self, document_id: str) -> list[JobView]:
         """What was posted to RunPod for the document, oldest first."""
         return _parsed(_Jobs, self._ask("GET", f"/documents/{_part(document_id)}/jobs")).jobs
+
+    def servers(self) -> list[ServerView]:
+        """The OCR servers that maintenance has looked at lately."""
+        return _parsed(_Servers, self._ask("GET", "/servers")).servers
 
     def cancel(self, document_id: str) -> bool:
         """False where nothing was at work any more."""

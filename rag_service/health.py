@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from rag_service import broker
 from rag_service.errors import ConfigurationError, RagServiceError
-from rag_service.knowledgebase import fleet, schema, servers
+from rag_service.knowledgebase import fleet, occupancy, schema, servers
 from rag_service.knowledgebase.engine import begin, ping
 from rag_service.layout.address import is_known
 from rag_service.layout.client import readiness
@@ -151,3 +151,7 @@ def _server_faults(settings: Settings) -> Iterator[Fault]:
     for name, message in record.alarms.items():
         if not (out and name == servers.FAULT):
             yield Fault(name=name, message=message)
+    starved = occupancy.starvation(record.url)
+    if starved is not None and not out:
+        since = starved.since.astimezone(UTC)
+        yield Fault(name="starved", message=f"Since {since:%Y-%m-%d %H:%M} UTC: {starved.why}")

@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    field_validator,
     model_validator,
 )
 
@@ -207,7 +208,14 @@ class Ocr(Section):
         description="Pages in flight a document: a number or `auto`.",
         json_schema_extra=_known_as("GLMOCR_PIPELINE_MAX_WORKERS"),
     )
-    auto_pages_in_flight: Count = Field(description="What `auto` means for pages_in_flight.")
+    objective: Literal["throughput", "latency"] = Field(
+        description="What `auto` looks for: most pages an hour, or short answers at nine tenths "
+        "of that."
+    )
+    server_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        description="The share of what `auto` finds that is used; below 1 where a chat model "
+        "shares the server."
+    )
     max_tokens: Count = Field(
         description="Ceiling of generated tokens a page.",
         json_schema_extra=_known_as("OCR_MAX_TOKENS"),
@@ -416,6 +424,53 @@ class DocumentTimeoutSettings(Section):
 class Maintenance(Section):
     interval: Seconds = Field(description="Seconds between rounds.")
     lease: Seconds = Field(description="Seconds the holder's lease lasts.")
+
+
+class Occupancy(Section):
+    sample_every: Seconds = Field(description="Seconds between looks at the OCR server's gauges.")
+    starved_after: Seconds = Field(
+        description="Seconds that a server must be starved until the alarm is raised."
+    )
+    keep: Seconds = Field(description="Seconds that samples are kept.")
+    slots: Count | None = Field(
+        description="Requests that the OCR server can batch; unset: SGLang says it, and else the "
+        "most that ran while others waited."
+    )
+
+    @property
+    def fresh(self) -> float:
+        """Seconds after which a sample says nothing of now: maintenance has stopped."""
+        return 8 * self.sample_every
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Occupancy:
+        """An alarm is judged by samples that must not be gone by then."""
+        _require_rising(
+            "occupancy",
+            sample_every=self.sample_every, starved_after=self.starved_after, keep=self.keep,
+        )  # fmt: skip
+        return self
+
+
+class Notify(Section):
+    webhook_url: SecretStr | None = Field(
+        description="Where alarms are posted as JSON: https, or http to loopback."
+    )
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _stays_private(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            _public(url.get_secret_value())
+        return url
+
+
+class MemoryGuard(Section):
+    enabled: bool = Field(
+        description="Begin no more OCR while this machine is short of memory; for machines whose "
+        "GPU shares it."
+    )
+    least_available_mib: Count = Field(description="Short of memory is less than so many MiB.")
 
 
 class Embedded(Section):

@@ -39,6 +39,9 @@ from rag_service.sections import (
     Lease,
     Limits,
     Maintenance,
+    MemoryGuard,
+    Notify,
+    Occupancy,
     Ocr,
     ParserSettings,
     Pdf,
@@ -68,6 +71,9 @@ __all__ = [
     "Lease",
     "Limits",
     "Maintenance",
+    "MemoryGuard",
+    "Notify",
+    "Occupancy",
     "Ocr",
     "Option",
     "ParserSettings",
@@ -124,6 +130,9 @@ class Settings(BaseSettings):
     worker: Worker
     document_timeout: DocumentTimeoutSettings
     maintenance: Maintenance
+    occupancy: Occupancy
+    notify: Notify
+    memory_guard: MemoryGuard
     embedded: Embedded
 
     @property

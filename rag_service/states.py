@@ -71,6 +71,7 @@ class WaitingFor(StrEnum):
     OCR_SERVER = "ocr_server"
     REMOTE_JOB = "remote_job"
     RETRY = "retry"
+    MEMORY_GUARD = "memory_guard"
 
 
 class JobState(StrEnum):

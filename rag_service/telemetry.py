@@ -6,7 +6,7 @@ Used by the API. The figures of the database are the same whichever process is a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -19,13 +19,15 @@ from prometheus_client.registry import Collector
 
 from rag_service import broker
 from rag_service.errors import ConfigurationError
-from rag_service.knowledgebase import fleet
+from rag_service.knowledgebase import fleet, occupancy
 from rag_service.knowledgebase.engine import DatabaseError
 from rag_service.knowledgebase.fleet import WorkerLoad
 from rag_service.knowledgebase.gauges import Gauges, read_gauges
 from rag_service.knowledgebase.job_listing import JobTotals, job_totals
+from rag_service.knowledgebase.occupancy import JudgedSample
 from rag_service.layout.address import is_known
 from rag_service.layout.client import get
+from rag_service.occupancy import Verdict
 from rag_service.runpod.client import JobStatus
 from rag_service.settings import Settings
 from rag_service.states import JobOutcome, JobState, PageState, RunState, Stage
@@ -43,7 +45,7 @@ class Telemetry:
     def __init__(self, settings: Settings) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._registry.register(_DatabaseCollector())
+        self._registry.register(_DatabaseCollector(settings))
         self._registry.register(_BrokerCollector())
         if settings.uses_layout:
             self._registry.register(_LayoutCollector(settings))
@@ -74,11 +76,15 @@ class Telemetry:
 class _DatabaseCollector(Collector):
     """Where the database is away only `database_up 0` remains, and the scrape succeeds."""
 
+    def __init__(self, settings: Settings) -> None:
+        self._fresh = settings.occupancy.fresh
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
         try:
             gauges = read_gauges()
             loads = [load for stage in Stage for load in fleet.loads(stage)]
             jobs = job_totals()
+            servers = occupancy.latest(self._fresh)
         except (DatabaseError, ConfigurationError) as error:
             log.warning("No figures from the database: %s", error)
             yield _gauge("database_up", "1 where PostgreSQL answers.", 0)
@@ -87,6 +93,7 @@ class _DatabaseCollector(Collector):
         yield from _of_documents(gauges)
         yield from _of_workers(loads)
         yield from _of_jobs(jobs)
+        yield from _of_servers(servers)
 
 
 class _BrokerCollector(Collector):
@@ -168,6 +175,36 @@ def _of_jobs(jobs: JobTotals) -> Iterator[GaugeMetricFamily]:
     yield _family("remote_jobs_ended", "Jobs that have ended by outcome.", "outcome", ended)
     yield _gauge("remote_gpu_seconds", "Execution of all jobs, a lower bound.", jobs.gpu_seconds)
     yield _gauge("remote_usd", "What it cost, a lower bound.", jobs.usd)
+
+
+# Of Sample's fields; a server that shows no such gauge has no such series.
+_SERVER_FIGURES = {
+    "running": "Requests that the OCR server works on.",
+    "waiting": "Requests that wait in the OCR server.",
+    "slots": "Requests that the OCR server can batch.",
+    "cache_use": "Share of the OCR server's KV cache in use.",
+    "in_flight": "Requests that our forks have open at the OCR server.",
+    "tokens_per_second": "Tokens that the OCR server generates a second.",
+    "pages_per_minute": "Pages read in the last minute.",
+    "pages_waiting": "Pages for the OCR server that were not sent yet.",
+}
+
+
+def _of_servers(servers: Sequence[JudgedSample]) -> Iterator[GaugeMetricFamily]:
+    for field, meaning in _SERVER_FIGURES.items():
+        seen = {judged.sample.url: getattr(judged.sample, field) for judged in servers}
+        known = {url: value for url, value in seen.items() if value is not None}
+        yield _family(f"server_{field}", meaning, "server", known)
+    verdicts = GaugeMetricFamily(
+        _NAME + "server_verdict",
+        "1 at what keeps the OCR server from reading more pages.",
+        labels=["server", "verdict"],
+    )
+    for judged in servers:
+        for verdict in Verdict:
+            is_so = int(judged.judgement.verdict is verdict)
+            verdicts.add_metric([judged.sample.url, verdict], is_so)
+    yield verdicts
 
 
 def _gauge(name: str, meaning: str, value: float) -> GaugeMetricFamily:

@@ -106,6 +106,7 @@ class Watch:
     def __init__(self, *, up=True):
         self.up = up
         self.last = None
+        self.loads = []
 
     async def is_up(self):
         return self.up
@@ -116,6 +117,12 @@ class Watch:
     async def answered(self):
         self.up = True
         self.last = (self.last or datetime(1999, 1, 1, tzinfo=UTC)) + timedelta(seconds=1)
+
+    async def good_limit(self):
+        return None
+
+    async def report(self, load):
+        self.loads.append(load)
 
 
 class Reader:

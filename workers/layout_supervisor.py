@@ -42,7 +42,10 @@ class LayoutSupervisor:
                 f"layout.model: {settings.layout.model} cannot load; the layout server's last "
                 f"lines say why. {error.message}"
             ) from error
+        here, wanted = client.readiness(settings).model, settings.layout.model
         log.info("The layout server answers at %s", layout_address(settings))
+        if here != wanted:
+            log.warning("This node's layout server has the model %s, not %s", here, wanted)
 
     def stop(self) -> None:
         """Stop our child; where it served, the next in line takes over."""

@@ -20,6 +20,7 @@ from celery.exceptions import WorkerLostError
 from rag_service.knowledgebase import fleet, leases
 from rag_service.knowledgebase.engine import DatabaseError, trouble
 from rag_service.logs import configure_logging
+from rag_service.memory import has_room
 from rag_service.pdf.shrink import warn_of_missing_shrinker
 from rag_service.settings import get_settings, warn_of_unused_server
 from rag_service.states import Stage
@@ -85,7 +86,8 @@ class MainProcess:
     def _beat(self) -> None:
         wanted = 0
         for stage in self.stages:
-            fleet.beat(worker_id(stage), stage, forks())
+            guarded = stage is Stage.OCR and not has_room(get_settings())
+            fleet.beat(worker_id(stage), stage, forks(), low_memory=guarded)
             wanted += _claimable_by(stage)
         now = time.monotonic()
         if wanted == 0:

@@ -29,6 +29,7 @@ from rag_service.states import ServerState, Stage
 from rag_service.storage import DocumentStore
 from workers.remote_poll import AT_ONCE, poll_due
 from workers.remote_watch import EndpointWatch, probe_endpoint
+from workers.sampler import Sampler
 from workers.server import ocr_server
 
 log = logging.getLogger(__name__)
@@ -51,10 +52,11 @@ class Maintenance:
         self._stop = stop
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._store = DocumentStore(settings)
-        self._beside = ThreadPoolExecutor(max_workers=4, thread_name_prefix="beside")
+        self._beside = ThreadPoolExecutor(max_workers=5, thread_name_prefix="beside")
         self._running: dict[str, Future[None]] = {}
         self._probed_at = float("-inf")
         self._watch = EndpointWatch(settings)
+        self._sampler = Sampler(settings)
         # PostgreSQL was away until this moment: nobody could renew a lease before.
         self._reachable_since = float("-inf")
         self._tenure: Tenure | None = None
@@ -93,6 +95,7 @@ class Maintenance:
         self._start_beside("remote jobs", self._tend_remote_jobs)
         if self._settings.ocr.transport == "runpod":
             self._start_beside("endpoint", self._watch_endpoint)
+        self._start_beside("occupancy", self._sampler.look)
         self._start_beside("removals", self._remove)
 
     def _ring(self, stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 from datetime import datetime
@@ -9,21 +10,24 @@ from typing import Any
 
 from rag_service.broker import TASK_NAMES
 from rag_service.errors import ConfigurationError, OcrMisconfigured
-from rag_service.knowledgebase import leases, pages, runs, servers
+from rag_service.knowledgebase import leases, occupancy, pages, runs, servers
 from rag_service.knowledgebase.pages import PendingPage, StoredPage
 from rag_service.knowledgebase.servers import ServerRecord
+from rag_service.ocr.limiter import Load
 from rag_service.parsers.base import PageResult, PageTask, ParseJob, Region
 from rag_service.parsers.registry import make_parser
 from rag_service.settings import get_settings
 from rag_service.states import ServerState, Stage
 from workers.celery_app import app
 from workers.held_run import HeldRun, Work
+from workers.identity import worker_id
 from workers.server import ocr_server
 from workers.source import opened
 from workers.stage import work_on_next
 
-# How stale the shared note of the last answered page may be.
+# How stale the shared note of the last answered page may be, and that of what is open.
 _ANSWERED_NOTE_SECONDS = 2.0
+_LOAD_NOTE_SECONDS = 5.0
 
 
 @app.task(bind=True, name=TASK_NAMES[Stage.OCR])
@@ -139,6 +143,7 @@ class Watch:
         self._held = held
         self._noted_at = float("-inf")
         self._unnoted = False
+        self._reported_at = float("-inf")
 
     async def is_up(self) -> bool:
         """False while the server is out or on trial."""
@@ -157,6 +162,23 @@ class Watch:
         self._unnoted = True
         if time.monotonic() - self._noted_at >= _ANSWERED_NOTE_SECONDS:
             await self._note()
+
+    async def good_limit(self) -> float | None:
+        """What a fork last found right for this server."""
+        return await self._held.call(lambda: occupancy.good_in_flight(_url()))
+
+    async def report(self, load: Load) -> None:
+        """Note what is open, now and then; and what was found to be right."""
+        if time.monotonic() - self._reported_at < _LOAD_NOTE_SECONDS:
+            return
+        self._reported_at = time.monotonic()
+        fork = f"{worker_id(Stage.OCR)}:{os.getpid()}"
+        await self._held.call(
+            lambda: occupancy.report_load(fork, _url(), load.in_flight, load.limit)
+        )
+        good = load.good
+        if good is not None:
+            await self._held.call(lambda: occupancy.note_good(_url(), good))
 
     async def _note(self) -> None:
         self._unnoted = False

@@ -152,7 +152,7 @@ class RemoteRun:
 
     @asynccontextmanager
     async def _poster(self) -> AsyncIterator[Poster]:
-        async with opened(self._run) as document, open_client(self._settings.runpod) as client:
+        async with open_client(self._settings.runpod) as client, opened(self._run) as document:
             maker = PayloadMaker(
                 self._settings,
                 document.pdf,

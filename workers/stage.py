@@ -23,9 +23,12 @@ from rag_service.settings import get_settings
 from rag_service.states import Stage
 from workers.held_run import HeldRun, Work
 from workers.identity import forks, worker_id
+from workers.memory_gate import MemoryGate
 from workers.server import ocr_server
 
 log = logging.getLogger(__name__)
+
+_memory = MemoryGate()
 
 
 @cache
@@ -36,6 +39,8 @@ def event_loop() -> asyncio.Runner:
 
 def work_on_next(stage: Stage, task_id: str, work: Work) -> str:
     """Claim the best run of the stage and work on it; what became of it, for the monitor."""
+    if stage is Stage.OCR and not _memory.is_open(get_settings()):
+        return "nothing claimed: the machine is short of memory"
     claimant = Claimant(worker_id(stage), task_id, forks())
     try:
         run = leases.claim(stage, claimant, get_settings().lease, server=ocr_server())

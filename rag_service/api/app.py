@@ -25,6 +25,7 @@ from rag_service.api import (
     problems,
     reference,
     reprocess,
+    servers,
     webhooks,
 )
 from rag_service.api.services import Services
@@ -40,6 +41,9 @@ _DESCRIPTION = (
     "Errors are problem details (RFC 9457) whose `code` is stable. Where a key is set, every "
     "request carries it: `Authorization: Bearer KEY`."
 )
+_PARTS = (
+    documents, events, pages, jobs, reprocess, servers, health, metrics, reference, webhooks,
+)  # fmt: skip
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -59,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     services = Services(settings)
     app.state.services = services
-    for part in (documents, events, pages, jobs, reprocess, health, metrics, reference, webhooks):
+    for part in _PARTS:
         app.include_router(part.router)
     problems.install(app)
     # The last one added sees a request first.

@@ -34,7 +34,7 @@ async def live() -> Alive:
 async def ready(here: Here, response: Response) -> Health:
     """200 while documents can be accepted and read back; `degraded` names what else is amiss:
     broker, ghostscript, prepare_worker, ocr_worker, maintenance, ocr_server, layout_server,
-    no_gpu_workers.
+    no_gpu_workers, starved.
     """
     run = anyio.to_thread.run_sync
     database, storage, broker, layout = await asyncio.gather(

@@ -10,7 +10,7 @@ import typer
 
 from rag_service.cli import rendering, words
 from rag_service.cli.options import Collection, Ids, Json, begin
-from rag_service.cli.output import note, print_json, print_table
+from rag_service.cli.output import note, one_line, print_json, print_table
 from rag_service.cli.rendering import Format
 from rag_service.errors import NotFound
 from rag_service.states import RunState
@@ -63,6 +63,7 @@ def status(
             filters = {"status": wanted, "collection": collection, "error": error}
             given = {name: str(value) for name, value in filters.items() if value is not None}
             found = [(view.id, view) for view in client.documents(given, limit)]
+        servers = [] if ids or as_json else client.servers()
     views = [view for _, view in found if view]
     if as_json:
         for view in views:
@@ -75,6 +76,8 @@ def status(
         print_table((*_COLUMNS, _COST) if any(costs) else _COLUMNS, rows)
         cut = f" (the newest {limit}; --limit shows more)" if len(found) == limit else ""
         typer.echo(words.status_counts(views) + ("" if ids else cut))
+        for server in servers:
+            typer.echo(one_line(words.server(server)))
     if len(views) < len(found):
         raise typer.Exit(1)
 

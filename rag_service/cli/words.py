@@ -7,10 +7,17 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from rag_service.occupancy import Verdict
 from rag_service.states import TERMINAL, RunState, WaitingFor
 
 if TYPE_CHECKING:
-    from rag_service.knowledgebase.views import DocumentView, ErrorView, PageCounts, WarningView
+    from rag_service.knowledgebase.views import (
+        DocumentView,
+        ErrorView,
+        PageCounts,
+        ServerView,
+        WarningView,
+    )
 
 _MINUTE, _HOUR = 60, 3600
 _WAITS = {
@@ -19,6 +26,17 @@ _WAITS = {
     WaitingFor.OCR_SERVER: "the OCR server is away",
     WaitingFor.REMOTE_JOB: "for a job on RunPod",
     WaitingFor.RETRY: "for a later try",
+    WaitingFor.MEMORY_GUARD: "the machine is short of memory",
+}
+_VERDICTS = {
+    Verdict.UNKNOWN: "not known",
+    Verdict.IDLE: "idle",
+    Verdict.STARVED: "starved",
+    Verdict.FRONT_END_BOUND: "bound by its front end",
+    Verdict.KV_BOUND: "bound by its KV cache",
+    Verdict.SATURATED: "full",
+    Verdict.OVERLOADED: "overloaded",
+    Verdict.SERIALISING: "one page at a time",
 }
 
 
@@ -119,3 +137,10 @@ def duration(seconds: float | None) -> str:
 def moment(when: datetime) -> str:
     """Local time to the second."""
     return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def server(view: ServerView) -> str:
+    """How full an OCR server is, who is the bottleneck, and what to do."""
+    since = f" since {moment(view.starved_since)}" if view.starved_since else ""
+    rate = f"{view.latest.pages_per_minute:.0f} pages a minute"
+    return f"{view.url}: {_VERDICTS[view.latest.verdict]}{since}, {rate}. {view.latest.sentence}"

@@ -124,6 +124,7 @@ def _waiting_for(server: str | None) -> ColumnElement[str | None]:
     whens += [
         (_Latest.retry_at > func.now(), WaitingFor.RETRY.value),
         (~worker.exists(), WaitingFor.WORKER.value),
+        (~worker.where(~WorkerRow.low_memory).exists(), WaitingFor.MEMORY_GUARD.value),
     ]
     return case(*whens, else_=WaitingFor.QUEUE.value)
 

@@ -22,26 +22,35 @@ _FORGET_AFTER = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A live worker: its forks, those that hold a run, and those of them that hold a bulk run."""
+    """A live worker: its forks, those that hold a run, and those of them that hold a bulk run.
+
+    `low_memory`: it claims nothing until its machine has memory again.
+    """
 
     id: str
     stage: Stage
     forks: int
     busy: int
     bulk: int
+    low_memory: bool = False
 
     @property
     def free(self) -> int:
-        return max(0, self.forks - self.busy)
+        return 0 if self.low_memory else max(0, self.forks - self.busy)
 
     @property
     def free_for_bulk(self) -> int:
         return max(0, min(self.free, max(1, self.forks - 1) - self.bulk))
 
 
-def beat(worker: str, stage: Stage, forks: int) -> None:
+def beat(worker: str, stage: Stage, forks: int, *, low_memory: bool = False) -> None:
     """The worker's main process is alive and has that many forks."""
-    values = {"stage": stage, "forks": forks, "seen_at": func.clock_timestamp()}
+    values = {
+        "stage": stage,
+        "forks": forks,
+        "low_memory": low_memory,
+        "seen_at": func.clock_timestamp(),
+    }
     with begin() as connection:
         connection.execute(
             upsert(WorkerRow)
@@ -72,6 +81,7 @@ def loads(stage: Stage) -> list[WorkerLoad]:
             WorkerRow.forks,
             func.count(Run.id),
             func.count(Run.id).filter(Run.priority >= Priority.BULK),
+            WorkerRow.low_memory,
         )
         .outerjoin(Run, held)
         .where(WorkerRow.stage == stage, alive())
@@ -79,7 +89,7 @@ def loads(stage: Stage) -> list[WorkerLoad]:
         .order_by(WorkerRow.id)
     )
     with begin() as connection:
-        return [WorkerLoad(i, stage, f, b, k) for i, f, b, k in connection.execute(query)]
+        return [WorkerLoad(i, stage, f, b, k, low) for i, f, b, k, low in connection.execute(query)]
 
 
 def alive() -> ColumnElement[bool]:

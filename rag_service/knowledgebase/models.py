@@ -259,6 +259,44 @@ class OcrServer(Base):
     probed_at: Mapped[datetime | None]
     # Something of the server that people should know although it answers.
     alarm: Mapped[str | None]
+    # Requests that a fork kept open when it last found the right number.
+    good_in_flight: Mapped[float | None]
+    # The alarm that we leave the server idle while pages wait for it, and why.
+    starved_since: Mapped[datetime | None]
+    starved_why: Mapped[str | None]
+
+
+class ForkLoad(Base):
+    """What one fork has open on an OCR server, and how much it would let be open."""
+
+    __tablename__ = "fork_loads"
+
+    fork: Mapped[str] = mapped_column(primary_key=True)
+    url: Mapped[str]
+    in_flight: Mapped[int]
+    limit_now: Mapped[float]
+    seen_at: Mapped[datetime]
+
+
+class ServerSample(Base):
+    """How full an OCR server was at one moment, and what that means."""
+
+    __tablename__ = "server_samples"
+
+    url: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[datetime] = mapped_column(primary_key=True)
+    # Nothing where the server shows no gauges.
+    running: Mapped[float | None]
+    waiting: Mapped[float | None]
+    slots: Mapped[int | None]
+    cache_use: Mapped[float | None]
+    in_flight: Mapped[int]
+    in_flight_limit: Mapped[float | None]
+    tokens_per_second: Mapped[float | None]
+    pages_per_minute: Mapped[float]
+    pages_waiting: Mapped[int]
+    verdict: Mapped[str]
+    sentence: Mapped[str]
 
 
 class WorkerRow(Base):
@@ -269,6 +307,8 @@ class WorkerRow(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     stage: Mapped[str]
     forks: Mapped[int]
+    # Its machine is short of memory: its forks claim nothing.
+    low_memory: Mapped[bool]
     seen_at: Mapped[datetime]
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel
 
+from rag_service.occupancy import Verdict
 from rag_service.states import GOOD, JobOutcome, JobState, PostReason, RunState, WaitingFor
 
 
@@ -171,3 +172,29 @@ class Redo(BaseModel):
     run_id: str | None
     pages_reused: int
     pages_redone: int | None
+
+
+class SampleView(BaseModel):
+    """How full an OCR server was at one moment. None: it shows no such gauge."""
+
+    at: datetime
+    running: float | None
+    waiting: float | None
+    slots: int | None
+    cache_use: float | None
+    in_flight: int
+    in_flight_limit: float | None
+    tokens_per_second: float | None
+    pages_per_minute: float
+    pages_waiting: int
+    verdict: Verdict
+    sentence: str
+
+
+class ServerView(BaseModel):
+    """An OCR server as it was last seen; `samples` where they were asked for, oldest first."""
+
+    url: str
+    starved_since: datetime | None
+    latest: SampleView
+    samples: list[SampleView]

@@ -19,6 +19,7 @@ import httpx
 from pydantic import BaseModel
 
 from rag_service.errors import ConfigurationError, OcrMisconfigured, RagServiceError
+from rag_service.ocr.gauges import Gauges, ServerLimits, read_gauges, read_limits
 from rag_service.retry import RETRYABLE_STATUS, TryAgain, parse_retry_after
 from rag_service.settings import Ocr
 from rag_service.tls import trusted
@@ -42,6 +43,10 @@ _PROBE_SECONDS = 25.0
 
 class ConnectionRefused(TryAgain):
     """Nothing listens there: worth a probe before anything else."""
+
+
+class AnswerTimedOut(TryAgain):
+    """The request was open for ocr.read_timeout without an answer."""
 
 
 class Rejected(RagServiceError):
@@ -178,6 +183,8 @@ class OcrClient:
             return await self._http.post("/v1/chat/completions", json=body)
         except httpx.ConnectError as error:
             raise ConnectionRefused(f"{self.url} cannot be reached: {error}") from error
+        except httpx.ReadTimeout as error:
+            raise AnswerTimedOut(f"{self.url} did not answer in time.") from error
         except httpx.RequestError as error:
             raise TryAgain(f"{self.url}: {type(error).__name__} {error}".strip()) from error
 
@@ -213,6 +220,14 @@ class OcrClient:
             model=completion.model or self._model,
             seconds=round(seconds, 3),
         )
+
+    async def gauges(self) -> Gauges | None:
+        """What the server says of its batch now; None where it shows nothing."""
+        return await read_gauges(self._http)
+
+    async def limits(self) -> ServerLimits:
+        """What the server says of itself once; empty where it says nothing."""
+        return await read_limits(self._http)
 
     async def probe(self) -> Probe:
         """Ask whether the server would answer a page: /health, then our model in /v1/models.

@@ -135,7 +135,10 @@ class _Search:
         stop = run.start + copies * run.period
         if run.end < self._last:
             return stop, stop + (run.end - stop) // run.period * run.period
-        return self._good_end(stop, min(run.end, stop + run.period)), len(self._text)
+        # A sentence ends before the space that parts the copies.
+        copy = self._text[run.start : stop].rstrip()
+        least = run.start + len(copy) if copy else stop
+        return self._good_end(least, min(run.end, stop + run.period)), len(self._text)
 
     def _good_end(self, least: int, most: int) -> int:
         """The first place to end after one whole copy: after a row or line, a sentence, a word."""

@@ -5,14 +5,15 @@ Used by the page readers of this package; knows nothing of page states.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from rag_service.errors import OcrOutage
 from rag_service.ocr.budget import answer_budget
 from rag_service.ocr.client import ConnectionRefused, OcrClient, PageAnswer
+from rag_service.ocr.limiter import Limiter
 from rag_service.parsers.base import PageSink, PageTask, ServerWatch
 from rag_service.pdf.types import PdfWarning
 from rag_service.retry import TryAgain, page_schedule
@@ -76,7 +77,7 @@ class PageAtWork:
 
 
 class Asking:
-    """All requests of one job; at most `in_flight` at once, however many pages wait for them."""
+    """All requests of one job, each in a place of the process's limiter."""
 
     def __init__(
         self,
@@ -84,8 +85,8 @@ class Asking:
         client: OcrClient,
         sink: PageSink,
         watch: ServerWatch,
+        limiter: Limiter,
         *,
-        in_flight: int,
         sleep: Sleep,
     ) -> None:
         self._settings = settings
@@ -93,7 +94,7 @@ class Asking:
         self._sink = sink
         self._watch = watch
         self._sleep = sleep
-        self._places = asyncio.Semaphore(in_flight)
+        self._limiter = limiter
         self.engine: str | None = None
         self._max_model_len: int | None = None
 
@@ -107,13 +108,12 @@ class Asking:
 
         Raises OcrOutage where nothing was answered, TryAgain, Rejected, ServerFailed, LeaseLost.
         """
-        before = await self._watch.last_answer()
+        silence = _Silence(self._watch)
         schedule = page_schedule(self._settings.retry, sleep=self._sleep)
         try:
-            return await schedule(self._post, page, picture, question)
+            return await schedule(self._post, page, picture, question, silence)
         except TryAgain as error:
-            answered = await self._watch.last_answer() != before
-            if not answered and not await self._page_is_at_fault(page):
+            if await silence.lasts() and not await self._page_is_at_fault(page):
                 raise OcrOutage(str(error)) from error
             raise
 
@@ -134,8 +134,11 @@ class Asking:
         """
         return page.tries > 0 and (await self._client.probe()).ok
 
-    async def _post(self, page: PageAtWork, picture: Picture, question: Question) -> PageAnswer:
-        async with self._places:
+    async def _post(
+        self, page: PageAtWork, picture: Picture, question: Question, silence: _Silence
+    ) -> PageAnswer:
+        async with self._limiter.request():
+            await silence.begin()
             await self._sink.still_ours()
             page.asked()
             answer = await self._read(picture, question)
@@ -156,6 +159,23 @@ class Asking:
             if not probe.ok:
                 raise OcrOutage(probe.message) from error
             raise
+
+
+class _Silence:
+    """Whether nobody had an answer since a request first went out."""
+
+    def __init__(self, watch: ServerWatch) -> None:
+        self._watch = watch
+        self._begun = False
+        self._before: datetime | None = None
+
+    async def begin(self) -> None:
+        """The request goes out; only the first time counts."""
+        if not self._begun:
+            self._begun, self._before = True, await self._watch.last_answer()
+
+    async def lasts(self) -> bool:
+        return await self._watch.last_answer() == self._before
 
 
 def _sum(total: int | None, more: int | None) -> int | None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from rag_service.errors import RagServiceError
 from rag_service.layout.types import Bbox
+from rag_service.ocr.limiter import Load
 from rag_service.pdf.types import Crop, PagePicture, RenderedPage
 from rag_service.states import LayoutMode, PageState
 
@@ -122,6 +123,14 @@ class ServerWatch(Protocol):
 
     async def answered(self) -> None:
         """A page of ours was answered now."""
+        ...
+
+    async def good_limit(self) -> float | None:
+        """The requests in flight that a process last found right for it; None at first."""
+        ...
+
+    async def report(self, load: Load) -> None:
+        """What this process has open at it; called about once a second."""
         ...
 
 

@@ -21,6 +21,8 @@ from rag_service.errors import (
 )
 from rag_service.layout.client import LayoutClient
 from rag_service.ocr.client import OcrClient, Rejected, ServerFailed
+from rag_service.ocr.controller import MOST
+from rag_service.ocr.limiter import Limiter, limiter_for
 from rag_service.parsers.asking import Asking, Sleep
 from rag_service.parsers.base import (
     PageResult,
@@ -56,23 +58,23 @@ class GlmOcr:
         self._settings = settings
         self._sleep = sleep
         self._open_layout = open_layout
-        chosen = settings.ocr.pages_in_flight
-        self._in_flight = settings.ocr.auto_pages_in_flight if chosen == "auto" else chosen
 
     async def parse(
         self, job: ParseJob, source: PageSource, sink: PageSink, watch: ServerWatch
     ) -> None:
         """Read every page of the job. Raises OcrOutage, LeaseLost, Draining."""
-        settings, in_flight = self._settings, self._in_flight
+        settings = self._settings
+        limiter = limiter_for(settings.ocr, start=await watch.good_limit())
         async with (
-            OcrClient(settings.ocr, connections=in_flight) as client,
+            OcrClient(settings.ocr, connections=MOST) as client,
             self._open_layout(settings) as layout,
+            limiter.at_work(client.gauges, watch.report),
         ):
-            asking = Asking(settings, client, sink, watch, in_flight=in_flight, sleep=self._sleep)
+            asking = Asking(settings, client, sink, watch, limiter, sleep=self._sleep)
             reader = Reader(asking)
             regions = RegionReader(settings.layout, layout, source, reader, job.dpi)
             pages = PageReader(source, reader, regions, mode=job.layout, dpi=job.dpi)
-            await _Flow(settings, asking, pages, sink, watch).all_pages(job.pages, in_flight)
+            await _Flow(settings, asking, pages, sink, watch, limiter).all_pages(job.pages)
 
 
 class _Flow:
@@ -85,27 +87,28 @@ class _Flow:
         pages: PageReader,
         sink: PageSink,
         watch: ServerWatch,
+        limiter: Limiter,
     ) -> None:
+        self._limiter = limiter
         self._later_wait = settings.retry.later_wait
         self._asking = asking
         self._pages = pages
         self._sink = sink
         self._watch = watch
 
-    async def all_pages(self, tasks: Sequence[PageTask], at_once: int) -> None:
-        """Work through the pages, `at_once` at a time; one by one while the server is out."""
+    async def all_pages(self, tasks: Sequence[PageTask]) -> None:
+        """Work through the pages in their order; one by one while the server is out."""
         waiting = deque(tasks)
         if not waiting:
             return
         await self._asking.learn_model()
         while waiting and not await self._watch.is_up():
             await self._page(waiting.popleft())
-        places = [self._take_pages(waiting) for _ in range(min(at_once, len(waiting)))]
-        await _together(places)
+        await _together([self._in_its_turn(task) for task in waiting])
 
-    async def _take_pages(self, waiting: deque[PageTask]) -> None:
-        while waiting:
-            await self._page(waiting.popleft())
+    async def _in_its_turn(self, task: PageTask) -> None:
+        async with self._limiter.page():
+            await self._page(task)
 
     async def _page(self, task: PageTask) -> None:
         await self._sink.in_hand(task.number)

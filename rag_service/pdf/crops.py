@@ -101,7 +101,8 @@ def for_layout(page: Raster, jpeg_quality: int) -> PagePicture:
     small = page.image
     if scale < 1:
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
-        small = small.resize(size, Image.Resampling.BILINEAR)
+        # Softer pictures cost boxes: bilinear, 177 on 35 pages of the corpus instead of 187.
+        small = small.resize(size, Image.Resampling.BICUBIC)
     return PagePicture(
         page.number, jpeg(small, jpeg_quality), width, height, page.dpi, page.grey, page.warnings
     )

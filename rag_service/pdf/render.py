@@ -11,7 +11,7 @@ from PIL import Image
 from rag_service.errors import PageTooLarge
 from rag_service.pdf.colour import has_colour, is_surely_grey
 from rag_service.pdf.ink import LOOK_DPI, LOOK_PIXELS, Look
-from rag_service.pdf.mupdf import pymupdf
+from rag_service.pdf.mupdf import mupdf, pymupdf
 from rag_service.pdf.raster import Raster, as_image
 from rag_service.pdf.scans import draw_scan
 from rag_service.pdf.types import PdfWarning
@@ -97,4 +97,7 @@ def _drawn(page: Any, scale: float) -> Image.Image:
 
 
 def _pixels(drawing: Any, scale: float, colours: Any) -> Image.Image:
-    return as_image(drawing.get_pixmap(pymupdf.Matrix(scale, scale), colours, alpha=0))
+    image = as_image(drawing.get_pixmap(pymupdf.Matrix(scale, scale), colours, alpha=0))
+    # MuPDF would keep up to 256 MiB of decoded pictures, which no later page shows.
+    mupdf.fz_empty_store()
+    return image

@@ -52,6 +52,34 @@ def test_it_passes_config(tmp_path: Path) -> None:
     assert services["api"]["environment"]["DATABASE_URL"].startswith("postgresql://rag_service:")
 
 
+GPU = {"COMPOSE_PROFILES": "gpu", "GLMOCR_BASE_URL": "http://glm_ocr:5002"}
+RUNPOD = {
+    "RAG_SERVICE_OCR_TRANSPORT": "runpod",
+    "RUNPOD_ENDPOINT_ID": "ep",
+    "RUNPOD_API_KEY": "runpod-secret",
+}
+
+
+@pytest.mark.parametrize(("reader", "gpus"), [(GPU, {"glm_ocr"}), (RUNPOD, set())])
+def test_what_reads_pages_is_chosen_in_the_one_file(
+    tmp_path: Path, reader: dict[str, str], gpus: set[str]
+) -> None:
+    done = _compose(tmp_path, SECRETS | reader)
+    assert done.returncode == 0, done.stderr
+    services: dict[str, Any] = yaml.safe_load(done.stdout)["services"]
+    # Older versions list services of other profiles too.
+    started = {
+        name
+        for name, service in services.items()
+        if reader.get("COMPOSE_PROFILES", "") in service.get("profiles", [""])
+        or "profiles" not in service
+    }
+    assert {name for name in started if "deploy" in services[name]} == gpus
+    own = services["ocr_worker"]["environment"]
+    assert {name: own.get(name) for name in reader} == reader
+    assert ("GLMOCR_BASE_URL" in own) == (reader is GPU), "an unused server would be warned about"
+
+
 @pytest.mark.parametrize("missing", sorted(SECRETS))
 def test_a_missing_secret_stops_it_by_name(tmp_path: Path, missing: str) -> None:
     secrets = {name: value for name, value in SECRETS.items() if name != missing}
@@ -81,11 +109,7 @@ def _service(name: str) -> dict[str, Any]:
 
 def _environment(name: str, environment: dict[str, str]) -> dict[str, str]:
     """The service's own variables, where they say neither a host nor a secret of compose's."""
-    own = {
-        key: value
-        for key, value in _service(name)["environment"].items()
-        if "${" not in value and key != "GLMOCR_BASE_URL"
-    }
+    own = {key: value for key, value in _service(name)["environment"].items() if "${" not in value}
     own = {key: "127.0.0.1" if value == "0.0.0.0" else value for key, value in own.items()}
     return {**environment, "GLMOCR_BASE_URL": "http://127.0.0.1:9", **own}
 

@@ -1,97 +1,33 @@
 """The RunPod handler as RunPod runs it: runpod's own worker loop, our handler, an OCR server.
 
-The control plane is tests.fakes.runpod_service; pages are read by the fake OCR server, and by the
-real CPU server where the handler has to start and watch one.
+The control plane is tests.fakes.runpod_service; pages are read by the fake OCR server.
 """
 
 from __future__ import annotations
 
-import base64
 import io
-import json
-import os
 import signal
-import sys
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
 import pytest
 
-from tests.fakes.ocr_server import FakeOcrServer, Reply, refusal
-from tests.fakes.runpod_jobs import Job
-from tests.fakes.runpod_service import RunPodService
-from tests.fakes.runpod_workers import HANDLER, RunPodWorkers
+from tests.endpoint import MIB, Endpoint, inline, job_input, open_endpoint
+from tests.fakes.ocr_server import Reply, refusal
 from tests.fakes.scans import Mark, new_number, scan
 from tests.fakes.sheets import numbered_scan
-from tests.net import free_port
-from tests.processes import Programs
 
-MIB = 1 << 20
 # For documents of real pictures.
 ROOMY = {"RAG_SERVICE_HANDLER_MAX_DOCUMENT_BYTES": str(64 * MIB)}
-# The limits are small so that tests can reach them, the waits short.
-ENVIRONMENT = {
-    "PATH": os.environ["PATH"],
-    "RAG_SERVICE_RETRY_WAITS": "0.1,0.2",
-    "RAG_SERVICE_RETRY_LATER_WAIT": "0.1",
-    "RAG_SERVICE_HANDLER_HEARTBEAT": "0.3",
-    "RAG_SERVICE_HANDLER_STALE_AFTER": "3",
-    "RAG_SERVICE_HANDLER_PROGRESS_EVERY": "0.1",
-    "RAG_SERVICE_HANDLER_MAX_OUTPUT_BYTES": "100000",
-    "RAG_SERVICE_HANDLER_MAX_DOCUMENT_BYTES": str(MIB),
-}
-
-
-@dataclass
-class Endpoint:
-    """An endpoint, its workers and the OCR server that they all use."""
-
-    service: RunPodService
-    ocr: FakeOcrServer
-    workers: RunPodWorkers
-    programs: Programs
-    volume: Path
-
-    @property
-    def stored_pages(self) -> list[Path]:
-        return list(self.volume.glob("keys/*/page-*.json"))
-
-    def post(self, job_input: dict[str, Any]) -> str:
-        answer = httpx.post(
-            f"{self.service.base_url}/{self.service.endpoint}/run",
-            json={"input": job_input},
-            headers={"Authorization": f"Bearer {self.service.key}"},
-        )
-        return answer.raise_for_status().json()["id"]
-
-    def ended(self, remote_id: str) -> Job:
-        job = self.service.job(remote_id)
-        self.programs.wait_until(lambda: job.final, "the job ends")
-        return job
-
-    def output(self, remote_id: str) -> dict[str, Any]:
-        job = self.ended(remote_id)
-        assert job.status == "COMPLETED", job.error
-        return job.output
-
-    def error(self, remote_id: str) -> dict[str, Any]:
-        job = self.ended(remote_id)
-        assert job.status == "FAILED", job.output
-        return json.loads(job.error)
-
-    def wait_for_request(self, page: Mark) -> None:
-        self.programs.wait_until(lambda: self.ocr.alive(page), f"a request for {page}")
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """One worker for all tests that leave it as it was."""
-    yield from _endpoint(tmp_path_factory.mktemp("shared"), workers=1)
+    with open_endpoint(tmp_path_factory.mktemp("shared"), workers=1) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -103,39 +39,8 @@ def endpoint(shared: Endpoint) -> Endpoint:
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Endpoint]:
     """An endpoint without workers yet."""
-    yield from _endpoint(tmp_path, workers=0)
-
-
-def _endpoint(folder: Path, workers: int) -> Iterator[Endpoint]:
-    (folder / "volume").mkdir()
-    with (
-        RunPodService() as service,
-        FakeOcrServer() as ocr,
-        Programs(ENVIRONMENT, folder) as programs,
-    ):
-        service.table.requeues = 3
-        volume = folder / "volume" / "rag_service"
-        fleet = RunPodWorkers(service, programs, ocr_url=ocr.url, volume=volume)
-        fleet.start(workers)
-        fleet.wait_ready()
-        yield Endpoint(service, ocr, fleet, programs, volume)
-
-
-def job_input(document: int, pages: list[int], **changes: Any) -> dict[str, Any]:
-    """A job for these pages of a scan; their marks are 1, 2, …"""
-    return {
-        "version": 1,
-        "request_key": f"run-{document}:options:pages",
-        "filename": "scan.pdf",
-        "document": inline(scan(document, len(pages))),
-        "pages": pages,
-        "options": {"dpi": 72, "layout": "page", "max_tokens": 4096},
-        **changes,
-    }
-
-
-def inline(data: bytes) -> dict[str, str]:
-    return {"kind": "inline", "encoding": "base64", "data": base64.b64encode(data).decode()}
+    with open_endpoint(tmp_path) as endpoint:
+        yield endpoint
 
 
 def zipped(*files: bytes) -> dict[str, str]:
@@ -391,59 +296,6 @@ def test_sigterm_lets_the_job_in_hand_end(fresh: Endpoint) -> None:
     assert worker.program.wait() == 0
 
 
-# The start, and the server that the handler itself runs.
-
-
-@pytest.mark.parametrize(
-    ("variables", "sentence"),
-    [
-        ({"RAG_SERVICE_HANDLER_START_TIMEOUT": "1"}, "The OCR server did not come up in 1 s"),
-        ({"GLMOCR_ENGINE": "transformers"}, "GLMOCR_ENGINE is 'transformers'"),
-        ({"RUNPOD_HANDLER_SKIP_GPU_CHECK": "false"}, "nvidia-smi cannot be run"),
-        ({"RUNPOD_HANDLER_SKIP_GPU_CHECK": "perhaps"}, "handler.skip_gpu_check"),
-    ],
-)
-def test_what_is_not_there_at_the_start_ends_the_worker(
-    fresh: Endpoint, variables: dict[str, str], sentence: str
-) -> None:
-    fresh.ocr.refuse()
-    fresh.workers.start(PATH="/nonexistent", **variables)
-    (worker,) = fresh.workers.all
-    assert worker.program.wait() == 1
-    assert sentence in worker.program.text
-
-
-def test_a_server_that_dies_at_the_start_ends_the_worker(fresh: Endpoint) -> None:
-    fresh.ocr.refuse()
-    fresh.workers.start(command=[*HANDLER, "sh", "-c", "echo no such model; exit 7"])
-    (worker,) = fresh.workers.all
-    assert worker.program.wait() == 1
-    assert "ended with exit code 7; it last said: no such model" in worker.program.text
-
-
-def test_a_server_killed_in_mid_life_fails_the_job_and_ends_the_worker(fresh: Endpoint) -> None:
-    port = free_port()
-    server = [sys.executable, "-m", "rag_service.cli.main", "cpu-ocr-server"]
-    fresh.workers.start(
-        command=[*HANDLER, *server],
-        GLMOCR_BASE_URL=f"http://127.0.0.1:{port}",
-        GLMOCR_MODEL="pp-ocrv6-tiny",
-        RAG_SERVICE_CPU_OCR_PORT=str(port),
-    )
-    (worker,) = fresh.workers.all
-    remote_id = fresh.post(job_input(new_number(), list(range(1, 21))))
-    fresh.programs.wait_until(lambda: fresh.stored_pages, "a page is stored")
-    psutil.Process(_server_pid(worker.program.family())).kill()
-    error = fresh.error(remote_id)
-    assert error["error_type"] == "ocr_server_unhealthy"
-    assert "The OCR server ended with exit code -9" in error["error_message"]
-    assert worker.program.wait() == 1
-
-
-def _server_pid(family: list[int]) -> int:
-    return next(pid for pid in family if "cpu-ocr-server" in psutil.Process(pid).cmdline())
-
-
 # Regions.
 
 
@@ -460,11 +312,3 @@ def test_a_job_by_regions_brings_them_with_their_places(fresh: Endpoint) -> None
         tops = [region["bbox_2d"][1] for region in page["regions"]]
         assert tops == sorted(tops)
         assert page["markdown"].count("Some words of it.") == 4
-
-
-def test_a_layout_model_that_cannot_load_ends_the_worker(fresh: Endpoint) -> None:
-    variables = {"RAG_SERVICE_LAYOUT_MODEL": "pp_doclayout_v3"}
-    fresh.workers.start(RAG_SERVICE_OCR_LAYOUT="auto", **variables)
-    (worker,) = fresh.workers.all
-    assert worker.program.wait() == 1
-    assert "pp_doclayout_v3 cannot load" in worker.program.text

@@ -51,11 +51,18 @@ def test_a_bare_celery_worker_takes_the_configured_forks_whatever_the_cores(serv
     assert [tuple(row) for row in rows] == [("ocr", 3), ("prepare", 3)]
 
 
-def test_a_worker_with_no_server_to_read_with_does_not_start(service):
-    """It would fail every document."""
-    worker = service.programs.start_celery("-Q", "prepare,ocr", GLMOCR_BASE_URL="")
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({"GLMOCR_BASE_URL": ""}, "GLMOCR_BASE_URL"),
+        ({"RAG_SERVICE_OCR_TRANSPORT": "runpod", "RUNPOD_ENDPOINT_ID": "ep"}, "RUNPOD_API_KEY"),
+    ],
+)
+def test_a_worker_with_no_server_to_read_with_does_not_start(service, variables, missing):
+    """No page of any document could travel."""
+    worker = service.programs.start_celery("-Q", "prepare,ocr", **variables)
     assert worker.wait() == 2
-    assert "GLMOCR_BASE_URL" in worker.text
+    assert f"({missing})" in worker.text
 
 
 def test_nothing_but_json_is_taken_from_the_broker(service):

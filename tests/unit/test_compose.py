@@ -55,12 +55,20 @@ def test_what_is_published_is_behind_a_key(services: dict[str, Any]) -> None:
     assert ":?" in services["flower"]["environment"]["RAG_SERVICE_FLOWER_BASIC_AUTH"]
 
 
+def test_a_gpu_is_reserved_only_where_it_is_asked_for(services: dict[str, Any]) -> None:
+    reserving = {name for name, service in services.items() if "deploy" in service}
+    assert reserving == {"glm_ocr"}
+    assert services["glm_ocr"]["profiles"] == ["gpu"]
+    assert [name for name in services if "profiles" in services[name]] == ["glm_ocr"]
+    needed = {other for service in services.values() for other in service.get("depends_on", {})}
+    assert "glm_ocr" not in needed, "its profile would be asked for by those that need it"
+
+
 def test_no_default_of_its_own() -> None:
     """Only where things are and who may enter is said; everything else is config.yaml's."""
     says = {
         "DATABASE_URL",
         "REDIS_URL",
-        "GLMOCR_BASE_URL",
         "RAG_SERVICE_API_KEY",
         "RAG_SERVICE_API_HOST",
         "RAG_SERVICE_FLOWER_HOST",

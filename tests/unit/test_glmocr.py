@@ -319,7 +319,8 @@ def test_a_lost_lease_closes_every_request(reader):
     gate = fake.Gate()
     reader.server.default = fake.Reply(gate=gate)
     reader.server.always(reader.mark(3), fake.OK)
-    reader.sink.stop_at, reader.sink.stop = 3, LeaseLost()
+    # Three requests and two pages drawn ahead.
+    reader.sink.stop_at, reader.sink.stop = 5, LeaseLost()
     with pytest.raises(LeaseLost):
         reader.read(9)
     reader.server.default = fake.OK

@@ -148,6 +148,11 @@ def test_a_row_is_kept_whole_after_other_rows():
     )
 
 
+def test_a_sentence_that_spaces_part_is_kept_once():
+    cut = cut_loop("The cat sat. " * 60 + "The c", unfinished=True)
+    assert cut.text == "The cat sat."
+
+
 def test_a_character_that_the_limit_cut_in_two_hides_no_loop():
     text = BEFORE + "我们在这个地方住了很多年。" * 9 + "我们\ufffd"
     assert cut_loop(text, unfinished=True).text == BEFORE + "我们在这个地方住了很多年。"

@@ -22,13 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
+from rag_service.ocr.client import Probe
 from rag_service.runpod.wire import InlineDocument, JobOutput, PageOutput
 from rag_service.settings import load_settings
 from tests.fakes.loopback import Answer, Loopback, Request
-from workers.runpod_handler import gauges
+from workers.runpod_handler import gauges, start_checks
 from workers.runpod_handler.answer import fitted
 from workers.runpod_handler.documents import unpack
-from workers.runpod_handler.faults import BadDocument, DocumentTooLarge
+from workers.runpod_handler.faults import BadDocument, DocumentTooLarge, ServerUnhealthy
 from workers.runpod_handler.gauges import read_gauges
 from workers.runpod_handler.start_checks import GpuUnusable, check_gpu, driver_version
 
@@ -145,6 +146,50 @@ def test_a_gpu_that_torch_would_not_use_is_found_out(
 
 def test_the_oldest_of_several_drivers_counts() -> None:
     assert driver_version("driver_version\n580.1.2\n 570.9 \n") == "570.9"
+
+
+# The wait for the OCR server.
+
+
+class Clock:
+    """Moves only when told."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        patch.setattr(start_checks.time, "monotonic", lambda: self.now)
+
+
+LOADING = Probe(False, misconfigured=True, message="HTTP 404")
+OTHER = Probe(False, misconfigured=True, message="it serves: b", other_model=True)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_server_of_another_model_is_given_up_once_that_is_sure(clock: Clock) -> None:
+    wait = start_checks._Wait(600)
+    for probe, seconds in [(OTHER, 4.0), (LOADING, 4.0), (OTHER, 4.0), (OTHER, 4.0)]:
+        wait.go_on(probe)
+        clock.now += seconds
+    with pytest.raises(ServerUnhealthy, match="it serves: b"):
+        wait.go_on(OTHER)
+
+
+def test_any_other_answer_is_waited_for_until_the_time_is_over(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    wait = start_checks._Wait(600)
+    for _ in range(300):
+        wait.go_on(LOADING)
+        clock.now += 2.0
+    assert 10 <= len(caplog.records) <= 60, "it is said now and then"
+    clock.now += 1.0
+    with pytest.raises(ServerUnhealthy, match=r"did not come up in 600 s: HTTP 404"):
+        wait.go_on(LOADING)
+    assert wait.left == 0.0
 
 
 # Documents.

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from rag_service.errors import OcrOutage
 from rag_service.ocr.client import OcrClient
+from rag_service.ocr.limiter import limiter_for
 from rag_service.pdf.document import PdfWorker
 from rag_service.pdf.media import HEAD_BYTES, media_type_of
 from rag_service.runpod.wire import JobInput, JobOutput
@@ -116,7 +117,8 @@ class JobRunner:
     async def _results(
         self, job: dict[str, Any], work: JobInput, claim: Claim
     ) -> tuple[Results, ServerRecord]:
-        progress = Progress(len(work.pages), self._in_flight())
+        limiter = limiter_for(self._settings.ocr, start=None)
+        progress = Progress(len(work.pages), lambda: limiter.most_pages)
         every = self._settings.handler.progress_every
         async with told(progress, job, every) as note, gauges.recorded(self._settings.ocr) as rec:
             results = Results(work, claim, note)
@@ -125,10 +127,6 @@ class JobRunner:
             if results.missing():
                 await self._read(work, results)
         return results, rec
-
-    def _in_flight(self) -> int:
-        chosen = self._settings.ocr.pages_in_flight
-        return self._settings.ocr.auto_pages_in_flight if chosen == "auto" else chosen
 
     async def _read(self, work: JobInput, results: Results) -> None:
         handler = self._settings.handler

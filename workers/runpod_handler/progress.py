@@ -20,10 +20,10 @@ _LAST_WORD_SECONDS = 10.0
 class Progress:
     """The number of pages that are missing, as the reader counts it."""
 
-    def __init__(self, pages: int, quiet_below: int) -> None:
-        """No update is sent once `quiet_below` pages or fewer are missing."""
+    def __init__(self, pages: int, at_work: Callable[[], int]) -> None:
+        """No update is sent once no more pages are missing than may be at work."""
         self._pages = pages
-        self._quiet_below = quiet_below
+        self._at_work = at_work
         self.missing = pages
 
     def note(self, missing: int) -> None:
@@ -31,7 +31,7 @@ class Progress:
 
     @property
     def worth_telling(self) -> dict[str, int] | None:
-        if self.missing <= self._quiet_below or self.missing == self._pages:
+        if self.missing <= self._at_work() or self.missing == self._pages:
             return None
         return {"pages_done": self._pages - self.missing, "pages": self._pages}
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from rag_service.errors import PageError
 from rag_service.layout.types import Bbox
+from rag_service.ocr.limiter import Load
 from rag_service.parsers.base import PageResult, PageTask, ParseJob, Region
 from rag_service.parsers.glmocr import VERSION, GlmOcr
 from rag_service.pdf.document import PdfWorker
@@ -138,6 +139,12 @@ class LocalServer:
 
     async def answered(self) -> None:
         self._last = datetime.now(UTC)
+
+    async def good_limit(self) -> float | None:
+        """The limiter lives as long as this process, and there is nobody else."""
+        return None
+
+    async def report(self, load: Load) -> None: ...
 
 
 def as_output(result: PageResult) -> PageOutput:

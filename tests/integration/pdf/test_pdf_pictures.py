@@ -103,6 +103,30 @@ def test_a_red_stamp_on_a_sheet_keeps_its_colour(tmp_path: Path) -> None:
     assert not rendered(path).grey
 
 
+def test_a_child_does_not_grow_with_the_pages_it_has_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "scans.pdf"
+    with pymupdf.open() as document:
+        for number in range(10):
+            sheet = marked(2550, 3300, "L")
+            sheet.putpixel((9, 3000), number)
+            out = BytesIO()
+            sheet.save(out, "PNG", compress_level=1)
+            document.new_page(width=612, height=792).insert_image((0, 0, 612, 792), stream=out)
+        document.save(path)
+
+    async def sizes(worker: PdfWorker) -> list[float]:
+        found = []
+        for number in range(1, 11):
+            await worker.render(number, 150)
+            assert worker._child is not None
+            found.append(worker._child.mib)
+        return found
+
+    grown = on(path, sizes)
+    # A decoded sheet takes 8 MiB.
+    assert grown[-1] - grown[1] < 20
+
+
 def test_pixels_are_capped_before_drawing(tmp_path: Path) -> None:
     page = rendered(pdf(tmp_path / "large.pdf", 2000, 1000), max_pixels=1_000_000)
     assert page.width * page.height <= 1_010_000

@@ -1,0 +1,248 @@
+"""The command `probe`: what an OCR server can take, found by sending pages to it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rag_service.cli.options import Json, begin
+from rag_service.cli.output import note, print_json, print_table, stderr
+from rag_service.errors import (
+    ConfigurationError,
+    OcrMisconfigured,
+    RagServiceError,
+    ServiceUnreachable,
+)
+
+if TYPE_CHECKING:
+    from rag_service.ocr.client import OcrClient
+    from rag_service.ocr.probing import Question
+    from rag_service.ocr.steps import Bounds, Ending, Step
+    from rag_service.settings import Ocr, Settings
+
+_INTERRUPTED = 130
+_COLUMNS = (
+    "in flight", "pages/s", "median s", "p95 s", "running", "waiting", "cache", "tokens/page",
+    "answers",
+)  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(probe)
+
+
+@dataclass
+class _Seen:
+    """What is known so far, kept also when the rest is interrupted or fails."""
+
+    steps: list[Step]
+    slots: int | None = None
+    ending: Ending | None = None
+    error: Exception | None = None
+
+
+def probe(
+    url: Annotated[str, typer.Argument(help="The OCR server, http://host:port.")],
+    model: Annotated[
+        str | None, typer.Option(help="The model to ask for, instead of GLMOCR_MODEL.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="What a step lasts at least.")] = 10.0,
+    answers: Annotated[
+        int, typer.Option(min=1, help="Answers that a step waits for at least.")
+    ] = 6,
+    max_latency: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after which an answer is too slow.")
+    ] = 120.0,
+    most: Annotated[int, typer.Option(min=1, help="Requests in flight never exceeded.")] = 256,
+    dpi: Annotated[
+        int | None, typer.Option(min=50, max=600, help="The pages' resolution; else ocr.dpi.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Draw the steps into this SVG file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Find how many pages in flight suit an OCR server, by sending it some."""
+    settings = begin()
+    from rag_service.ocr.steps import Bounds
+
+    server = _server(settings, url, model)
+    bounds = Bounds(seconds, answers, max_latency, server.read_timeout, most)
+    seen = _Seen([])
+    _run(server, bounds, dpi or server.dpi, seen, print_json if as_json else _keep_quiet)
+    _report(settings, server, seen, plot, as_json=as_json)
+
+
+def _server(settings: Settings, url: str, model: str | None) -> Ocr:
+    """The settings of requests, for this server. Raises ConfigurationError."""
+    from pydantic import ValidationError
+
+    known = dict(settings.ocr)
+    changed = {"base_url": url, "model": model or settings.ocr.model}
+    try:
+        return type(settings.ocr).model_validate(known | changed)
+    except ValidationError as error:
+        raise ConfigurationError(f"{url}: {error.errors()[0]['msg']}") from error
+
+
+def _keep_quiet(_step: Step) -> None:
+    """Tables are printed whole."""
+
+
+def _run(server: Ocr, bounds: Bounds, dpi: int, seen: _Seen, told: Callable[[Step], None]) -> None:
+    with stderr().status("Drawing pages …") as status:
+
+        def starting(in_flight: int) -> None:
+            status.update(f"{in_flight} in flight …")
+
+        def ended(step: Step) -> None:
+            seen.steps.append(step)
+            told(step)
+
+        asyncio.run(_measure(server, bounds, dpi, seen, starting, ended))
+
+
+async def _measure(
+    server: Ocr,
+    bounds: Bounds,
+    dpi: int,
+    seen: _Seen,
+    starting: Callable[[int], None],
+    ended: Callable[[Step], None],
+) -> None:
+    from rag_service.ocr.client import OcrClient
+    from rag_service.ocr.probing import Load, probe
+
+    with _interruptible() as stop:
+        async with OcrClient(server, connections=bounds.most) as client:
+            await _require_answer(client)
+            seen.slots = (await client.limits()).slots
+            question = await _question(client, server, dpi)
+            async with Load(client, question, bounds) as load:
+                seen.ending = await probe(
+                    load, bounds, seen.slots, stop, starting=starting, ended=ended
+                )
+            seen.error = load.error
+
+
+@contextmanager
+def _interruptible() -> Iterator[asyncio.Event]:
+    """An event that the first signal sets; a second one ends the command at once."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def interrupt() -> None:
+        stop.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield stop
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _require_answer(client: OcrClient) -> None:
+    """Raises ServiceUnreachable, or ConfigurationError where it is not a server for us."""
+    answer = await client.probe()
+    if answer.ok:
+        return
+    if answer.misconfigured:
+        raise ConfigurationError(answer.message)
+    raise ServiceUnreachable(answer.message)
+
+
+async def _question(client: OcrClient, server: Ocr, dpi: int) -> Question:
+    from rag_service.layout.types import Task
+    from rag_service.ocr.budget import answer_budget
+    from rag_service.ocr.probing import Question
+    from rag_service.ocr.sheets import Sheets
+    from rag_service.parsers.blocks import PROMPTS
+
+    sheets = await asyncio.to_thread(Sheets, dpi)
+    info = await client.model_info()
+    budget = answer_budget(
+        sheets.width,
+        sheets.height,
+        ceiling=server.max_tokens,
+        max_model_len=info.max_model_len,
+    )
+    return Question(sheets.draw, PROMPTS[Task.TEXT], budget)
+
+
+def _report(
+    settings: Settings, server: Ocr, seen: _Seen, plot: Path | None, *, as_json: bool
+) -> None:
+    """Print what was found. Raises what the server's errors mean where nothing was."""
+    from rag_service.cli.advice import advise
+    from rag_service.ocr.steps import Ending, conclude
+
+    ending = seen.ending or Ending.INTERRUPTED
+    findings = conclude(seen.steps, ending, seen.slots)
+    if findings is None and ending is not Ending.INTERRUPTED:
+        raise _failure(server, seen.error)
+    if findings is not None:
+        advice = advise(seen.steps, findings, settings.ocr.worker_concurrency)
+        if as_json:
+            print_json(findings.model_dump(mode="json") | advice.model_dump(mode="json"))
+        else:
+            print_table(_COLUMNS, map(_row, seen.steps))
+            print("\n" + "\n".join(advice.lines(findings)))
+        _draw(server, seen.steps, plot)
+    if ending is Ending.INTERRUPTED:
+        note("Interrupted; what is printed is what was known.")
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _draw(server: Ocr, steps: list[Step], plot: Path | None) -> None:
+    if plot is None:
+        return
+    from rag_service.cli.plot import draw
+
+    plot.write_text(draw(server.base_url or "", steps), encoding="utf-8")
+    note(f"The plot is in {plot}.")
+
+
+def _failure(server: Ocr, error: Exception | None) -> RagServiceError:
+    from rag_service.ocr.client import AnswerTimedOut
+    from rag_service.retry import TryAgain
+
+    if isinstance(error, OcrMisconfigured):
+        return ConfigurationError(error.message)
+    if isinstance(error, TryAgain) and not isinstance(error, AnswerTimedOut):
+        return ServiceUnreachable(str(error))
+    if isinstance(error, RagServiceError):
+        return error
+    return RagServiceError(
+        f"{server.base_url} answered no page in time, one at a time; raise --max-latency."
+    )
+
+
+def _row(step: Step) -> tuple[object, ...]:
+    return (
+        step.in_flight,
+        _short(step.pages_per_second),
+        _short(step.median),
+        _short(step.p95),
+        _short(step.running),
+        _short(step.waiting),
+        None if step.cache_use is None else f"{step.cache_use:.0%}",
+        None if step.completion_tokens is None else round(step.completion_tokens),
+        step.answers,
+    )
+
+
+def _short(value: float | None) -> str | None:
+    """Three digits that matter."""
+    return None if value is None else f"{value:.3g}"

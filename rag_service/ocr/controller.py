@@ -1,0 +1,360 @@
+"""How many requests one process keeps open to one OCR server: a search that never ends.
+
+Pure: told what was sent, answered and seen, with the time of each. Used by limiter.py; driven by
+the simulator too, whose clock it takes.
+
+Every process searches by itself and all do it in step, because the wall clock tells them when:
+time is cut into windows, the same for all, and in the same windows all try a little less or a
+little more. So each sees what its step would bring if everybody made it, which is what counts,
+without a word between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from rag_service.ocr.gauges import Gauges
+
+LEAST, MOST = 0.1, 1024
+# A window is this many times an answer's time; without gauges it must hold enough answers.
+_ANSWERS, _ANSWERS_BLIND = 1.5, 3.0
+_SHORTEST = 8.0
+# The first part of a window still shows what was before it.
+_SETTLING = 0.4
+_WINDOWS_IN_CYCLE, _LESS_AT, _MORE_AT = 8, 2, 5
+_KEPT_WINDOWS = 40
+# No answer may come near the client's time-out: beyond this share of it less is sent.
+_SAFE_SHARE = 0.4
+# Requests that may wait in the server: enough that no slot idles between two answers.
+_WAITING_LEAST, _WAITING_SHARE = 3.0, 0.08
+_WAITING_SAMPLES = 5
+_PATIENCE = 1.2
+# A server that is found idle so often is not fed.
+_IDLE_SHARE = 0.03
+_LEAN_WAITING = 2.5
+# Windows that make a mean worth believing.
+_ENOUGH = 2
+
+
+class Phase(StrEnum):
+    """Where the search is."""
+
+    DOUBLING = "doubling"
+    STEADY = "steady"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How far a trial goes, and what counts as a difference in throughput."""
+
+    more: float
+    less: float
+    noise: float
+
+
+GAUGED = Steps(more=1.25, less=0.88, noise=0.012)
+BLIND = Steps(more=1.4, less=0.75, noise=0.06)
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What the search is for.
+
+    `yielded`: the share of throughput given up for shorter answers. `share`: of what the search
+    finds, how much is used. `timeout`: seconds after which a request is given up.
+    """
+
+    yielded: float = 0.0
+    share: float = 1.0
+    timeout: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float
+    in_flight: int
+    gauges: Gauges | None
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    began: float
+    ends: float
+    length: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    at: float
+    limit: float
+    throughput: float
+    # The share of looks that found the server with nothing to do.
+    idle: float = 0.0
+    waiting: float | None = None
+
+
+class Controller:
+    """The search of one process for one server."""
+
+    def __init__(
+        self,
+        aim: Aim,
+        *,
+        start: float | None = None,
+        may_grow: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`start`: what was right before; doubling goes on from there."""
+        self._aim = aim
+        self._may_grow = may_grow
+        self.phase = Phase.DOUBLING
+        self._base = start or 1.0
+        self._limit = self._base
+        self._answer_seconds: float | None = None
+        self._last_end = -math.inf
+        self._latencies: deque[tuple[float, float]] = deque(maxlen=500)
+        self._samples: deque[_Sample] = deque(maxlen=4096)
+        self._counted: tuple[float, float] | None = None
+        self._window: _Window | None = None
+        self._doubled_from: _Trial | None = None
+        self._reference: float | None = None
+        self._trials: deque[_Trial] = deque()
+        self._no_cut_before = -math.inf
+        self._gauged = False
+
+    @property
+    def good(self) -> float | None:
+        """What the search holds for right, without a trial that may be under way."""
+        return self._base if self.phase is Phase.STEADY else None
+
+    @property
+    def limit(self) -> float:
+        """Requests to keep open now; below one: that share of the time, one."""
+        on_trial = self._limit != self._base
+        return self._limit if on_trial else max(LEAST, self._base * self._aim.share)
+
+    def may_send(self, in_flight: int, now: float) -> bool:
+        """Whether one more request may go out."""
+        limit = self.limit
+        if limit >= 1:
+            return in_flight < math.floor(limit + 1e-9)
+        return in_flight == 0 and now >= self.next_start()
+
+    def next_start(self) -> float:
+        """When the next request may go out where the limit is below one."""
+        return self._last_end + (self._answer_seconds or 0.0) * (1 / min(self.limit, 1.0) - 1)
+
+    def answered(self, seconds: float, now: float) -> None:
+        """A request took so long. Near the client's time-out less is sent at once."""
+        self._last_end = now
+        self._latencies.append((now, seconds))
+        known = self._answer_seconds
+        self._answer_seconds = seconds if known is None else 0.85 * known + 0.15 * seconds
+        if not self._is_safe(1.0) and now >= self._no_cut_before:
+            self._cut(0.7, now + 0.6 * self._answer_seconds)
+
+    def timed_out(self, now: float) -> None:
+        """A request was given up for its time."""
+        self._last_end = now
+        self._cut(0.5, now + 10.0)
+
+    def tick(self, in_flight: int, gauges: Gauges | None, now: float) -> None:
+        """About once a second: what is open, and what the server says of itself."""
+        self._samples.append(_Sample(now, in_flight, gauges, self._rate(gauges, now)))
+        self._gauged = gauges is not None
+        self._shed_waiting(now)
+        if self._window is None:
+            self._open_window(now)
+        elif now >= self._window.ends:
+            self._close_window(self._window, now)
+            self._open_window(now)
+
+    @property
+    def _steps(self) -> Steps:
+        return GAUGED if self._gauged else BLIND
+
+    def _rate(self, gauges: Gauges | None, now: float) -> float | None:
+        """The server's tokens a second since the last look."""
+        if gauges is None or gauges.tokens is None:
+            self._counted = None
+            return None
+        before, self._counted = self._counted, (now, gauges.tokens)
+        if before is None or now <= before[0] or gauges.tokens < before[1]:
+            return None
+        return (gauges.tokens - before[1]) / (now - before[0])
+
+    def _is_safe(self, factor: float) -> bool:
+        """Whether answers that took so much longer would stay far from the time-out."""
+        known = self._answer_seconds
+        return known is None or known * factor <= _SAFE_SHARE * self._aim.timeout
+
+    def _cut(self, factor: float, until: float) -> None:
+        self._no_cut_before = until
+        self._settle(self._base * factor)
+
+    def _settle(self, base: float) -> None:
+        """Go on from here; what was measured before says nothing of it."""
+        self.phase = Phase.STEADY
+        self._move_to(base)
+        self._reference = None
+
+    def _move_to(self, base: float) -> None:
+        self._base = min(MOST, max(LEAST, base))
+        self._limit = self._base
+
+    def _shed_waiting(self, now: float) -> None:
+        """More than a few wait in the server: send so much less that these few remain."""
+        last = [s.gauges for s in list(self._samples)[-_WAITING_SAMPLES:] if s.gauges]
+        if len(last) < _WAITING_SAMPLES or now < self._no_cut_before:
+            return
+        running, waiting = _mean(g.running for g in last), _mean(g.waiting for g in last)
+        allowed = max(_WAITING_LEAST, _WAITING_SHARE * running)
+        if waiting <= 2 * allowed:
+            return
+        drained_in = _PATIENCE * (self._answer_seconds or _SHORTEST)
+        keep = (running + allowed) / (running + waiting)
+        self._cut(max(0.5, keep), now + max(6.0, drained_in))
+
+    def _open_window(self, now: float) -> None:
+        answers = _ANSWERS if self._gauged else _ANSWERS_BLIND
+        wanted = answers * (self._answer_seconds or 0.0)
+        length = _SHORTEST * 2 ** math.ceil(math.log2(max(1.0, wanted / _SHORTEST)))
+        ends = (math.floor(now / length) + 1) * length
+        if ends - now < 0.6 * length:
+            ends += length
+        self._window = _Window(now, ends, length, self._limit)
+
+    def _close_window(self, window: _Window, now: float) -> None:
+        measured = self._measured(window, now)
+        if measured is None:
+            return
+        if self.phase is Phase.DOUBLING:
+            self._double(measured)
+            return
+        self._judge(measured, window)
+        self._try_next(measured, window, now)
+
+    def _measured(self, window: _Window, now: float) -> _Trial | None:
+        """The window's throughput; None where it was not ours to use up, or nothing was seen."""
+        since = window.began + _SETTLING * (now - window.began)
+        samples = [s for s in self._samples if s.at > since]
+        if not samples or self._limit != window.limit:
+            return None
+        in_flight = _mean(s.in_flight for s in samples)
+        if in_flight < 0.7 * min(self.limit, math.floor(self.limit) or 1.0) * self._busy_share():
+            self._reference = None
+            return None
+        throughput = self._throughput(samples, in_flight, since)
+        if throughput is None:
+            return None
+        seen = [s.gauges for s in samples if s.gauges]
+        if not seen:
+            return _Trial(now, window.limit, throughput)
+        idle, waiting = _mean(g.running == 0 for g in seen), _mean(g.waiting for g in seen)
+        return _Trial(now, window.limit, throughput, idle, waiting)
+
+    def _busy_share(self) -> float:
+        """Below one the limit itself is the share of time that something is open."""
+        return 1.0 if self.limit >= 1 else 0.5
+
+    def _throughput(self, samples: list[_Sample], in_flight: float, since: float) -> float | None:
+        rates = [s.rate for s in samples if s.rate is not None]
+        if rates:
+            return _mean(rates)
+        seconds = [seconds for at, seconds in self._latencies if at > since]
+        return in_flight / _mean(seconds) if seconds else None
+
+    def _double(self, measured: _Trial) -> None:
+        """Twice as many for as long as that brings at least half as much more."""
+        before, self._doubled_from = self._doubled_from, measured
+        if before is not None and measured.limit > before.limit:
+            gain = (measured.throughput / before.throughput - 1) / (
+                measured.limit / before.limit - 1
+            )
+            if gain < 0.5:
+                self._settle(measured.limit if gain > 0.15 else before.limit * 1.2)
+                return
+        if self._is_safe(2.0) and self._may_grow():
+            self._move_to(2 * self._base)
+        else:
+            self._settle(self._base)
+
+    def _judge(self, measured: _Trial, window: _Window) -> None:
+        """Keep what a trial brought where it was worth it."""
+        self._remember(measured, window)
+        best, reference, noise = self._best(), self._reference, self._noise()
+        limit, seen, yielded = measured.limit, measured.throughput, self._aim.yielded
+        if limit == self._base:
+            self._reference = seen if reference is None else (reference + seen) / 2
+            if self._may_add() and measured.idle > _IDLE_SHARE:
+                self._base *= 1.3
+            elif self._may_add() and self._reference < best * (1 - 2 * noise - yielded):
+                self._base *= 1.12
+        elif reference is None:
+            return
+        elif limit > self._base:
+            worth = max(1.5 * noise, 0.15 * (limit / self._base - 1)) + yielded / 4
+            if seen > reference * (1 + worth):
+                self._base, self._reference = limit, seen
+        elif seen > best * (1 - noise - yielded) and measured.idle <= _IDLE_SHARE:
+            self._base, self._reference = limit, seen
+
+    def _may_add(self) -> bool:
+        return self._is_safe(1.15) and self._may_grow()
+
+    def _noise(self) -> float:
+        """By how much two windows of the same limit differ, and no less than is known."""
+        alike = [t.throughput for t in self._trials if abs(t.limit / self._base - 1) < 0.02][-12:]
+        steps = sorted(abs(b / a - 1) for a, b in pairwise(alike) if a > 0)
+        seen = steps[len(steps) // 2] if len(steps) >= 3 else 0.0
+        return min(0.1, max(self._steps.noise, seen))
+
+    def _remember(self, measured: _Trial, window: _Window) -> None:
+        self._trials.append(measured)
+        while measured.at - self._trials[0].at > _KEPT_WINDOWS * window.length:
+            self._trials.popleft()
+
+    def _best(self) -> float:
+        """The throughput of the limit that has brought most, as lately seen.
+
+        Means of limits that are nearly the same: the luckiest window says nothing.
+        """
+        alike: dict[int, list[float]] = defaultdict(list)
+        for trial in self._trials:
+            alike[round(math.log(trial.limit, 1.2))].append(trial.throughput)
+        tried = [_mean(seen) for seen in alike.values() if len(seen) >= _ENOUGH]
+        return max(tried, default=_mean(t.throughput for t in self._trials))
+
+    def _try_next(self, measured: _Trial, window: _Window, now: float) -> None:
+        """In some windows of each cycle, the same for everybody, a little less or more."""
+        self._limit = self._base
+        if self._reference is None:
+            return
+        place = int(now / window.length) % _WINDOWS_IN_CYCLE
+        if place == _LESS_AT and not self._is_lean(measured):
+            self._limit = max(LEAST, self._step(self._steps.less, -1))
+        elif place == _MORE_AT and self._is_safe(self._steps.more) and self._may_grow():
+            self._limit = min(MOST, self._step(self._steps.more, 1))
+
+    def _is_lean(self, measured: _Trial) -> bool:
+        """Of a server that works on few at once: hardly any wait, so with less it would idle."""
+        few = self._base < 1 and measured.waiting is not None
+        return few and (measured.waiting or 0.0) < _LEAN_WAITING
+
+    def _step(self, factor: float, whole: int) -> float:
+        """By the factor, and above one by one request at least."""
+        tried = self._base * factor
+        if self._base > 1 and math.floor(tried) == math.floor(self._base):
+            return max(0.5, math.floor(self._base) + whole)
+        return tried
+
+
+def _mean(values: Iterable[float]) -> float:
+    kept = list(values)
+    return sum(kept) / len(kept)

@@ -1,0 +1,216 @@
+"""Places for requests to one OCR server: one limiter a server a process, used by all its pages.
+
+The governor says how many; this lets requests through in the order they came, and looks at the
+server's gauges while there is work. Used by parsers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from rag_service.ocr.client import AnswerTimedOut, server_url
+from rag_service.ocr.controller import Aim, Controller
+from rag_service.ocr.gauges import Gauges
+from rag_service.settings import Ocr
+
+_BEAT_SECONDS = 1.0
+# Pages that are drawn while others are read, so that a place that comes free is used at once.
+_AHEAD = 2
+# What is given up for shorter answers where they are the objective.
+_YIELDED_FOR_LATENCY = 0.1
+
+Look = Callable[[], Awaitable[Gauges | None]]
+Tell = Callable[["Load"], Awaitable[None]]
+
+
+class Load:
+    """What a process has open at a server; `good`: what it holds for right, once it knows."""
+
+    def __init__(self, in_flight: int, limit: float, good: float | None) -> None:
+        self.in_flight, self.limit, self.good = in_flight, limit, good
+
+
+class Governor(Protocol):
+    """Says how many requests may be open; told what becomes of each."""
+
+    @property
+    def limit(self) -> float:
+        """So many."""
+        ...
+
+    @property
+    def good(self) -> float | None:
+        """What was found to be right; None while that is not known."""
+        ...
+
+    def may_send(self, in_flight: int, now: float) -> bool:
+        """Whether one more may go out now."""
+        ...
+
+    def answered(self, seconds: float, now: float) -> None:
+        """One was answered after so long."""
+        ...
+
+    def timed_out(self, now: float) -> None:
+        """One was given up for its time."""
+        ...
+
+    def tick(self, in_flight: int, gauges: Gauges | None, now: float) -> None:
+        """About once a second."""
+        ...
+
+
+class Fixed:
+    """So many and no other number; nothing is learned."""
+
+    good = None
+
+    def __init__(self, limit: int) -> None:
+        self.limit = float(limit)
+
+    def may_send(self, in_flight: int, now: float) -> bool:  # noqa: ARG002
+        return in_flight < self.limit
+
+    def answered(self, seconds: float, now: float) -> None: ...
+
+    def timed_out(self, now: float) -> None: ...
+
+    def tick(self, in_flight: int, gauges: Gauges | None, now: float) -> None: ...
+
+
+class Limiter:
+    """Lets at most so many requests be open as its governor finds right."""
+
+    def __init__(
+        self,
+        governor: Governor,
+        *,
+        now: Callable[[], float] = time.time,
+        beat: float = _BEAT_SECONDS,
+    ) -> None:
+        """`now` is a wall clock, the same for all processes."""
+        self.governor = governor
+        self._now = now
+        self._beat = beat
+        self._requests = _Line(lambda open_: governor.may_send(open_, now()))
+        self._pages = _Line(lambda open_: open_ < self.most_pages)
+
+    @property
+    def most_pages(self) -> int:
+        """Pages that may be at work now."""
+        return math.ceil(self.governor.limit) + _AHEAD
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are open."""
+        return self._requests.open
+
+    @asynccontextmanager
+    async def at_work(self, look: Look, tell: Tell) -> AsyncIterator[None]:
+        """Look after the limit for as long as the context lasts.
+
+        `look` reads the server's gauges; `tell` is told about once a second what is open.
+        """
+        beating = asyncio.create_task(self._beats(look, tell))
+        try:
+            yield
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    @asynccontextmanager
+    async def page(self) -> AsyncIterator[None]:
+        """A page at work: some more than requests may be open, so that some are drawn ahead."""
+        await self._pages.enter()
+        try:
+            yield
+        finally:
+            self._pages.leave()
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """One request, in the order of asking; how long it takes is learned from."""
+        await self._requests.enter()
+        began = self._now()
+        try:
+            yield
+            self.governor.answered(self._now() - began, self._now())
+        except AnswerTimedOut:
+            self.governor.timed_out(self._now())
+            raise
+        finally:
+            self._requests.leave()
+            self._pages.admit()
+
+    async def _beats(self, look: Look, tell: Tell) -> None:
+        while True:
+            gauges = await look()
+            self.governor.tick(self.in_flight, gauges, self._now())
+            self._requests.admit()
+            self._pages.admit()
+            await tell(Load(self.in_flight, self.governor.limit, self.governor.good))
+            await asyncio.sleep(self._beat)
+
+
+class _Line:
+    """Who waits goes in first come, first served, as soon as one more may."""
+
+    def __init__(self, may_enter: Callable[[int], bool]) -> None:
+        self.open = 0
+        self._may_enter = may_enter
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self.admit()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        self.open -= 1
+        self.admit()
+
+    def admit(self) -> None:
+        while self._waiting and self._may_enter(self.open):
+            turn = self._waiting.popleft()
+            if not turn.cancelled():
+                self.open += 1
+                turn.set_result(None)
+
+
+_limiters: dict[tuple[object, ...], Limiter] = {}
+
+
+def limiter_for(
+    settings: Ocr, *, start: float | None, may_grow: Callable[[], bool] = lambda: True
+) -> Limiter:
+    """The process's one limiter for the server; made at first, with `start` as a first guess."""
+    key = (
+        server_url(settings), settings.pages_in_flight, settings.objective,
+        settings.server_share, settings.read_timeout,
+    )  # fmt: skip
+    if key not in _limiters:
+        _limiters[key] = Limiter(_governor(settings, start, may_grow))
+    return _limiters[key]
+
+
+def _governor(settings: Ocr, start: float | None, may_grow: Callable[[], bool]) -> Governor:
+    if settings.pages_in_flight != "auto":
+        return Fixed(settings.pages_in_flight)
+    aim = Aim(
+        yielded=_YIELDED_FOR_LATENCY if settings.objective == "latency" else 0.0,
+        share=settings.server_share,
+        timeout=settings.read_timeout,
+    )
+    return Controller(aim, start=start, may_grow=may_grow)

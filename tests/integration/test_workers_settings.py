@@ -1,0 +1,57 @@
+"""A wrong setting that only shows at work: said, waited out, and no document's fault."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from rag_service.errors import ConfigurationError
+from rag_service.knowledgebase import servers
+from rag_service.settings import get_settings
+from rag_service.states import RunState, ServerState, Stage
+from tests import simulation as sim
+
+
+@pytest.fixture
+def ocr_worker(database: str) -> ModuleType:
+    """Imported once there is a broker: the application is made with it."""
+    return importlib.import_module("workers.ocr_worker")
+
+
+def work_off(ocr_worker: ModuleType) -> str:
+    outcome: str = ocr_worker.work_on_next(Stage.OCR, "a-task", ocr_worker.read)
+    return outcome
+
+
+def test_a_worker_without_a_key_parks_what_it_cannot_post(
+    ocr_worker: ModuleType, environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
+    environment(RAG_SERVICE_OCR_TRANSPORT="runpod", RUNPOD_ENDPOINT_ID="ep")
+    run = sim.ready_run()
+    assert "waits for the OCR server" in work_off(ocr_worker)
+    row = sim.run_row(run.id)
+    assert (row.state, row.error_code, row.crashes) == (RunState.READY, None, 0)
+    record = servers.get(get_settings().page_server or "")
+    assert record is not None
+    assert record.state is ServerState.MISCONFIGURED
+    assert "RUNPOD_API_KEY" in record.message
+
+
+def test_whatever_setting_is_wrong_no_document_fails_for_it(
+    ocr_worker: ModuleType, environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read_run(_: object) -> None:
+        raise ConfigurationError("storage.url: not a bucket.")
+
+    environment(GLMOCR_BASE_URL="http://ocr.example")
+    monkeypatch.setattr(ocr_worker, "read_run", read_run)
+    run = sim.ready_run()
+    work_off(ocr_worker)
+    assert sim.run_row(run.id).state == RunState.READY
+    record = servers.get("http://ocr.example")
+    assert record is not None
+    assert "not a bucket" in record.message
