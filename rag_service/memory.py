@@ -1,4 +1,4 @@
-"""Whether this machine has memory for more work. Used by ocr workers, the limiter, the sampler.
+"""Whether this machine has memory for more work. Used by ocr workers and the limiter.
 
 Where a GPU shares the machine's memory, too much work at once brings the whole machine down.
 """

@@ -307,8 +307,9 @@ def _cause(seen: _Seen, taken: bool) -> str:
             "`auto`"
         )
     return (
-        f"our workers keep only {seen.in_flight:.0f} of {seen.limit:.0f} in flight: they do not "
-        "prepare pages fast enough; give them more CPU, or raise OCR_WORKER_CONCURRENCY"
+        f"our workers keep only {seen.in_flight:.0f} of {seen.limit:.0f} in flight: their "
+        "documents have few pages, or pages are drawn too slowly. Raise OCR_WORKER_CONCURRENCY, or "
+        "give them more CPU"
     )
 
 

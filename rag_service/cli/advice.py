@@ -10,8 +10,10 @@ from rag_service.occupancy import Verdict
 from rag_service.ocr.steps import Choice, Ending, Findings, Step
 
 _FULL_CACHE = 0.9
-# So much of what is open must be found running or waiting; the rest is in the front end.
+# Where none waits, so much of what is open must be found running; the rest is in the front end.
 _ARRIVED = 0.75
+# One core does all of the probe's work but the drawing of pages.
+_BUSY = 0.8
 
 _SENTENCES = {
     Verdict.UNKNOWN: "Too little was measured to say what limits it.",
@@ -56,11 +58,12 @@ class Advice(BaseModel):
     settings_for_throughput: dict[str, str]
     settings_for_latency: dict[str, str]
     error: str | None
+    probe_was_busy: bool
 
     def lines(self, findings: Findings) -> list[str]:
         """All of it for people."""
         error = f": {self.error}" if self.error else ""
-        return [
+        lines = [
             f"{_kind(findings)}; {_slots(findings)}.",
             f"{self.verdict}: {self.sentence}",
             f"For throughput: {_outcome(findings.throughput)}.",
@@ -71,6 +74,9 @@ class Advice(BaseModel):
             "RAG_SERVICE_OCR_OBJECTIVE=throughput or latency.",
             f"Stopped since {_ENDINGS[findings.ending]}{error}.",
         ]
+        if self.probe_was_busy:
+            lines.append("The probe itself was at its limit: run it where there is more CPU.")
+        return lines
 
 
 def advise(steps: Sequence[Step], findings: Findings, forks: int) -> Advice:
@@ -82,6 +88,7 @@ def advise(steps: Sequence[Step], findings: Findings, forks: int) -> Advice:
         settings_for_throughput=_fixed(findings.throughput, forks),
         settings_for_latency=_fixed(findings.latency, forks),
         error=steps[-1].error,
+        probe_was_busy=any(step.client_cpu > _BUSY for step in steps),
     )
 
 
@@ -93,15 +100,14 @@ def _verdict(steps: Sequence[Step], findings: Findings) -> Verdict:
     last = [step for step in steps if step.pages_per_second is not None][-1]
     if (last.cache_use or 0.0) > _FULL_CACHE:
         return Verdict.KV_BOUND
+    if (last.waiting or 0.0) >= 1:
+        return Verdict.SATURATED
     if findings.ending is Ending.MOST and findings.throughput.in_flight == last.in_flight:
-        return Verdict.SATURATED if (last.waiting or 0.0) >= 1 else Verdict.STARVED
-    if findings.ending is Ending.INTERRUPTED:
+        return Verdict.STARVED
+    if findings.ending is not Ending.NO_GROWTH:
         return Verdict.UNKNOWN
-    if last.running is not None and (last.waiting or 0.0) < 1:
-        arrived = last.running + (last.waiting or 0.0)
-        if findings.ending is Ending.NO_GROWTH and arrived < _ARRIVED * last.open:
-            return Verdict.FRONT_END_BOUND
-    return Verdict.SATURATED if findings.ending is Ending.NO_GROWTH else Verdict.UNKNOWN
+    hidden = last.running is not None and last.running < _ARRIVED * last.open
+    return Verdict.FRONT_END_BOUND if hidden else Verdict.SATURATED
 
 
 def _fixed(choice: Choice, forks: int) -> dict[str, str]:

@@ -74,6 +74,8 @@ def probe(
     settings = begin()
     from rag_service.ocr.steps import Bounds
 
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigurationError(f"--plot: there is no folder {plot.parent}.")
     server = _server(settings, url, model)
     bounds = Bounds(seconds, answers, max_latency, server.read_timeout, most)
     seen = _Seen([])

@@ -233,14 +233,15 @@ def raise_starved(url: str, alarm: Starvation) -> bool:
     """Raise the alarm for the server; False where it is raised already."""
     change = {"starved_since": alarm.since, "starved_why": alarm.why}
     with begin() as connection:
-        raised = connection.execute(
+        raised = connection.scalar(
             upsert(OcrServer)
             .values(url=url, state=ServerState.UP, message="", **change)
             .on_conflict_do_update(
                 index_elements=["url"], set_=change, where=OcrServer.starved_since.is_(None)
             )
+            .returning(OcrServer.url)
         )
-    return bool(raised.rowcount)
+    return raised is not None
 
 
 def end_starved(url: str) -> Starvation | None:

@@ -21,9 +21,15 @@ from itertools import pairwise
 from rag_service.ocr.gauges import Gauges
 
 LEAST, MOST = 0.1, 1024
-# A window is this many times an answer's time; without gauges it must hold enough answers.
-_ANSWERS, _ANSWERS_BLIND = 1.5, 3.0
-_SHORTEST = 8.0
+# A window is this many times an answer's time, and of one of few lengths, the same for all.
+_ANSWERS, _ANSWERS_BLIND = 2.0, 3.0
+_SHORTEST, _LONGER = 8.0, 1.5
+# Answers of a window whose times are believed.
+_TIMES_ENOUGH = 2
+# Answers that take so many times the shortest wait in a queue somewhere.
+_QUEUED = 2.2
+# Windows without a change that show how much a signal wavers.
+_WAVERINGS = 3
 # The first part of a window still shows what was before it.
 _SETTLING = 0.4
 _WINDOWS_IN_CYCLE, _LESS_AT, _MORE_AT = 8, 2, 5
@@ -92,12 +98,29 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
+    """A window and what it brought, told in two ways of which either may be unknown.
+
+    `by_times`: our answers a second, from what was open and how long each took. `by_tokens`: the
+    whole server's tokens a second. Requests that go out together come back together, and tokens
+    come in lumps; a process with few answers knows little from their times.
+    """
+
     at: float
     limit: float
-    throughput: float
+    by_times: float | None
+    by_tokens: float | None
     # The share of looks that found the server with nothing to do.
     idle: float = 0.0
     waiting: float | None = None
+
+
+class _Signal(StrEnum):
+    TIMES = "by_times"
+    TOKENS = "by_tokens"
+
+    def of(self, trial: _Trial) -> float | None:
+        value: float | None = getattr(trial, self.value)
+        return value
 
 
 class Controller:
@@ -117,13 +140,13 @@ class Controller:
         self._base = start or 1.0
         self._limit = self._base
         self._answer_seconds: float | None = None
+        self._least_seconds = math.inf
         self._last_end = -math.inf
         self._latencies: deque[tuple[float, float]] = deque(maxlen=500)
         self._samples: deque[_Sample] = deque(maxlen=4096)
         self._counted: tuple[float, float] | None = None
         self._window: _Window | None = None
         self._doubled_from: _Trial | None = None
-        self._reference: float | None = None
         self._trials: deque[_Trial] = deque()
         self._no_cut_before = -math.inf
         self._gauged = False
@@ -202,7 +225,7 @@ class Controller:
         """Go on from here; what was measured before says nothing of it."""
         self.phase = Phase.STEADY
         self._move_to(base)
-        self._reference = None
+        self._trials.clear()
 
     def _move_to(self, base: float) -> None:
         self._base = min(MOST, max(LEAST, base))
@@ -223,8 +246,8 @@ class Controller:
 
     def _open_window(self, now: float) -> None:
         answers = _ANSWERS if self._gauged else _ANSWERS_BLIND
-        wanted = answers * (self._answer_seconds or 0.0)
-        length = _SHORTEST * 2 ** math.ceil(math.log2(max(1.0, wanted / _SHORTEST)))
+        wanted = max(1.0, answers * (self._answer_seconds or 0.0) / _SHORTEST)
+        length = _SHORTEST * _LONGER ** math.ceil(math.log(wanted, _LONGER))
         ends = (math.floor(now / length) + 1) * length
         if ends - now < 0.6 * length:
             ends += length
@@ -248,36 +271,39 @@ class Controller:
             return None
         in_flight = _mean(s.in_flight for s in samples)
         if in_flight < 0.7 * min(self.limit, math.floor(self.limit) or 1.0) * self._busy_share():
-            self._reference = None
             return None
-        throughput = self._throughput(samples, in_flight, since)
-        if throughput is None:
+        times, tokens = self._by_times(in_flight, since), self._by_tokens(samples)
+        if times is None and tokens is None:
             return None
         seen = [s.gauges for s in samples if s.gauges]
         if not seen:
-            return _Trial(now, window.limit, throughput)
+            return _Trial(now, window.limit, times, tokens)
         idle, waiting = _mean(g.running == 0 for g in seen), _mean(g.waiting for g in seen)
-        return _Trial(now, window.limit, throughput, idle, waiting)
+        return _Trial(now, window.limit, times, tokens, idle, waiting)
 
     def _busy_share(self) -> float:
         """Below one the limit itself is the share of time that something is open."""
         return 1.0 if self.limit >= 1 else 0.5
 
-    def _throughput(self, samples: list[_Sample], in_flight: float, since: float) -> float | None:
-        rates = [s.rate for s in samples if s.rate is not None]
-        if rates:
-            return _mean(rates)
+    def _by_times(self, in_flight: float, since: float) -> float | None:
         seconds = [seconds for at, seconds in self._latencies if at > since]
-        return in_flight / _mean(seconds) if seconds else None
+        if len(seconds) < (_TIMES_ENOUGH if self._gauged else 1):
+            return None
+        mean = _mean(seconds)
+        # A server that has become slower must not look queued for ever.
+        self._least_seconds = min(self._least_seconds * 1.01, mean)
+        return in_flight / mean
+
+    def _by_tokens(self, samples: list[_Sample]) -> float | None:
+        rates = [s.rate for s in samples if s.rate is not None]
+        return _mean(rates) if rates else None
 
     def _double(self, measured: _Trial) -> None:
         """Twice as many for as long as that brings at least half as much more."""
         before, self._doubled_from = self._doubled_from, measured
         if before is not None and measured.limit > before.limit:
-            gain = (measured.throughput / before.throughput - 1) / (
-                measured.limit / before.limit - 1
-            )
-            if gain < 0.5:
+            gain = _gain(before, measured)
+            if gain is not None and gain < 0.5:
                 self._settle(measured.limit if gain > 0.15 else before.limit * 1.2)
                 return
         if self._is_safe(2.0) and self._may_grow():
@@ -288,53 +314,91 @@ class Controller:
     def _judge(self, measured: _Trial, window: _Window) -> None:
         """Keep what a trial brought where it was worth it."""
         self._remember(measured, window)
-        best, reference, noise = self._best(), self._reference, self._noise()
-        limit, seen, yielded = measured.limit, measured.throughput, self._aim.yielded
-        if limit == self._base:
-            self._reference = seen if reference is None else (reference + seen) / 2
-            if self._may_add() and measured.idle > _IDLE_SHARE:
-                self._base *= 1.3
-            elif self._may_add() and self._reference < best * (1 - 2 * noise - yielded):
-                self._base *= 1.12
-        elif reference is None:
+        if measured.idle > _IDLE_SHARE and measured.limit <= self._base and self._may_add():
+            self._base *= 1.3
             return
-        elif limit > self._base:
-            worth = max(1.5 * noise, 0.15 * (limit / self._base - 1)) + yielded / 4
-            if seen > reference * (1 + worth):
-                self._base, self._reference = limit, seen
-        elif seen > best * (1 - noise - yielded) and measured.idle <= _IDLE_SHARE:
-            self._base, self._reference = limit, seen
+        signal = self._signal()
+        seen, reference = signal.of(measured), self._reference(signal)
+        if seen is None or reference is None:
+            return
+        best, noise, yielded = self._best(signal), self._noise(signal), self._aim.yielded
+        if measured.limit == self._base:
+            lacking = reference < best * (1 - 2 * noise - yielded)
+            if lacking and self._may_add() and not self._is_queued():
+                self._base *= 1.12
+        elif measured.limit > self._base:
+            # Of what only waits, a process that sends more gets more, at the others' cost: there
+            # only the whole server's tokens tell.
+            trusted = _Signal.TOKENS if self._is_queued() else signal
+            if self._gains(measured, trusted, noise, yielded):
+                self._base = measured.limit
+        elif seen > best * (1 - noise - yielded):
+            self._base = measured.limit
+
+    def _gains(self, measured: _Trial, signal: _Signal, noise: float, yielded: float) -> bool:
+        seen, reference = signal.of(measured), self._reference(signal)
+        worth = max(1.5 * noise, 0.15 * (measured.limit / self._base - 1)) + yielded / 4
+        return seen is not None and reference is not None and seen > reference * (1 + worth)
+
+    def _is_queued(self) -> bool:
+        """Whether answers take far longer than they once did."""
+        known = self._answer_seconds
+        return known is not None and known > _QUEUED * self._least_seconds
 
     def _may_add(self) -> bool:
         return self._is_safe(1.15) and self._may_grow()
 
-    def _noise(self) -> float:
-        """By how much two windows of the same limit differ, and no less than is known."""
-        alike = [t.throughput for t in self._trials if abs(t.limit / self._base - 1) < 0.02][-12:]
-        steps = sorted(abs(b / a - 1) for a, b in pairwise(alike) if a > 0)
-        seen = steps[len(steps) // 2] if len(steps) >= 3 else 0.0
-        return min(0.1, max(self._steps.noise, seen))
+    def _signal(self) -> _Signal:
+        """The one that wavers less; the times of our own answers while that is not known."""
+        if not self._gauged:
+            return _Signal.TIMES
+        times, tokens = (self._wavering(signal) for signal in _Signal)
+        if tokens is None:
+            return _Signal.TIMES
+        if times is None:
+            return _Signal.TOKENS
+        return _Signal.TIMES if times <= tokens else _Signal.TOKENS
+
+    def _wavering(self, signal: _Signal) -> float | None:
+        """By how much two windows of the same limit differ; None while that is not known."""
+        seen = [value for t in self._alike() if (value := signal.of(t))]
+        steps = sorted(abs(after / before - 1) for before, after in pairwise(seen))
+        return steps[len(steps) // 2] if len(steps) >= _WAVERINGS else None
+
+    def _noise(self, signal: _Signal) -> float:
+        """A difference that means nothing."""
+        return min(0.1, max(self._steps.noise, self._wavering(signal) or 0.0))
+
+    def _alike(self) -> list[_Trial]:
+        """The last windows at about the limit that is held for right."""
+        return [t for t in self._trials if abs(t.limit / self._base - 1) < 0.02][-12:]
+
+    def _reference(self, signal: _Signal) -> float | None:
+        """What that limit brings, as last seen."""
+        seen = [value for t in self._alike() if (value := signal.of(t)) is not None]
+        return _mean(seen[-2:]) if seen else None
 
     def _remember(self, measured: _Trial, window: _Window) -> None:
         self._trials.append(measured)
         while measured.at - self._trials[0].at > _KEPT_WINDOWS * window.length:
             self._trials.popleft()
 
-    def _best(self) -> float:
+    def _best(self, signal: _Signal) -> float:
         """The throughput of the limit that has brought most, as lately seen.
 
         Means of limits that are nearly the same: the luckiest window says nothing.
         """
         alike: dict[int, list[float]] = defaultdict(list)
         for trial in self._trials:
-            alike[round(math.log(trial.limit, 1.2))].append(trial.throughput)
+            if (value := signal.of(trial)) is not None:
+                alike[round(math.log(trial.limit, 1.2))].append(value)
         tried = [_mean(seen) for seen in alike.values() if len(seen) >= _ENOUGH]
-        return max(tried, default=_mean(t.throughput for t in self._trials))
+        return max(tried, default=_mean(value for seen in alike.values() for value in seen))
 
     def _try_next(self, measured: _Trial, window: _Window, now: float) -> None:
         """In some windows of each cycle, the same for everybody, a little less or more."""
         self._limit = self._base
-        if self._reference is None:
+        if not self._alike():
             return
         place = int(now / window.length) % _WINDOWS_IN_CYCLE
         if place == _LESS_AT and not self._is_lean(measured):
@@ -353,6 +417,15 @@ class Controller:
         if self._base > 1 and math.floor(tried) == math.floor(self._base):
             return max(0.5, math.floor(self._base) + whole)
         return tried
+
+
+def _gain(before: _Trial, after: _Trial) -> float | None:
+    """How much of a step came back as throughput: 1 is all; None where no signal saw both."""
+    for signal in _Signal:
+        old, new = signal.of(before), signal.of(after)
+        if old and new:
+            return (new / old - 1) / (after.limit / before.limit - 1)
+    return None
 
 
 def _mean(values: Iterable[float]) -> float:

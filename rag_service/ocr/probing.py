@@ -18,7 +18,7 @@ from rag_service.ocr.gauges import Gauges
 from rag_service.ocr.steps import Bounds, Ending, Step, next_in_flight
 from rag_service.retry import TryAgain
 
-_LOOK_SECONDS, _POLL_SECONDS = 0.5, 0.02
+_LOOK_SECONDS, _POLL_SECONDS = 0.25, 0.02
 _FULL_SHARE = 0.5
 
 
@@ -75,7 +75,7 @@ class Load:
 
     async def step(self, in_flight: int, stop: asyncio.Event) -> Step:
         """Grow to so many and measure; ends early when stopped, at an error, at a slow answer."""
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.process_time()
         self._answers.clear()
         self._looks.clear()
         for place in range(len(self._places), in_flight):
@@ -88,7 +88,8 @@ class Load:
                 break
             self._raise_faults()
             await asyncio.sleep(_POLL_SECONDS)
-        return self._measured(in_flight, began, settled or began)
+        busy = (time.process_time() - cpu) / (time.monotonic() - began)
+        return self._measured(in_flight, began, settled or began, busy)
 
     async def _keep_asking(self, place: int) -> None:
         before: float | None = None
@@ -127,8 +128,10 @@ class Load:
 
     def _suffices(self, in_flight: int, began: float, settled: float) -> bool:
         lasted = time.monotonic() - settled >= self._bounds.seconds
-        wanted = max(self._bounds.answers, in_flight)
-        return lasted and len(self._counted(began)) >= wanted
+        counted = self._counted(began)
+        # Of every place, or the slow answers would be those left out.
+        whole = len({answer.place for answer in counted}) == in_flight
+        return lasted and whole and len(counted) >= self._bounds.answers
 
     def _counted(self, began: float) -> list[_Answered]:
         """Those asked after an answer of this step, and so at its full load."""
@@ -140,11 +143,12 @@ class Load:
             if place.done() and not place.cancelled():
                 place.result()
 
-    def _measured(self, in_flight: int, began: float, settled: float) -> Step:
+    def _measured(self, in_flight: int, began: float, settled: float, busy: float) -> Step:
         counted = self._counted(began)
         step: dict[str, object] = {
             "in_flight": in_flight,
             "answers": len(counted),
+            "client_cpu": round(busy, 2),
             "too_slow": self._too_slow(),
             "error": None if self.error is None else str(self.error),
         }
@@ -183,11 +187,11 @@ def _timed(in_flight: int, counted: Sequence[_Answered]) -> dict[str, float | No
     cycles = [a.ended - a.before for a in counted if a.before is not None]
     seconds = sorted(a.ended - a.began for a in counted)
     return {
-        "pages_per_second": in_flight / _mean(cycles),
-        "median": seconds[len(seconds) // 2],
-        "p95": seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))],
-        "slowest": seconds[-1],
-        "open": in_flight * _mean(seconds) / _mean(cycles),
+        "pages_per_second": round(in_flight / _mean(cycles), 4),
+        "median": round(seconds[len(seconds) // 2], 3),
+        "p95": round(seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))], 3),
+        "slowest": round(seconds[-1], 3),
+        "open": round(in_flight * _mean(seconds) / _mean(cycles), 2),
         "prompt_tokens": _mean_known(a.page.prompt_tokens for a in counted),
         "completion_tokens": _mean_known(a.page.completion_tokens for a in counted),
     }
@@ -213,4 +217,4 @@ def _mean(values: Sequence[float]) -> float:
 
 def _mean_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return _mean(known) if known else None
+    return round(_mean(known), 3) if known else None

@@ -54,7 +54,8 @@ class Step(BaseModel):
     `pages_per_second` and the latencies (seconds; their median, 95th percentile and greatest) are
     None where no answer could be counted. `open` is the mean of really open requests. Gauges are
     means, None without gauges; `full_at`: the most that ran while something waited. Tokens are
-    means a page. `too_slow`: ended because a request was open for longer than the bound.
+    means a page. `client_cpu`: cores that the probe itself used. `too_slow`: ended because a
+    request was open for longer than the bound.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,6 +73,7 @@ class Step(BaseModel):
     full_at: int | None = None
     prompt_tokens: float | None = None
     completion_tokens: float | None = None
+    client_cpu: float = 0.0
     too_slow: bool = False
     error: str | None = None
 
@@ -128,19 +130,26 @@ def next_in_flight(steps: Sequence[Step], bounds: Bounds, slots: int | None = No
 def serialises(steps: Sequence[Step], slots: int | None = None) -> bool:
     """Whether pages are read one after the other; False while that is not certain.
 
-    More in flight bring no more, and either the server has one slot or four were tried.
+    Two in flight settle it where the server states one slot, or shows one and brings no more;
+    four where it shows one slot or brings no more.
     """
-    alone = steps[0].pages_per_second if steps else None
     tried = [step for step in steps if step.in_flight > 1 and step.pages_per_second is not None]
+    alone = steps[0].pages_per_second if steps else None
     if alone is None or not tried:
         return False
-    if max(step.pages_per_second or 0.0 for step in tried) >= _SERIAL_GAIN * alone:
-        return False
-    return _slots(steps, slots) == 1 or tried[-1].in_flight >= _SERIAL_AT
+    if slots is not None:
+        return slots == 1
+    most = max(step.pages_per_second or 0.0 for step in tried)
+    signs = (
+        _slots(steps, slots) == 1,
+        most < _SERIAL_GAIN * alone,
+        tried[-1].in_flight >= _SERIAL_AT,
+    )
+    return sum(signs) >= 2
 
 
 def conclude(steps: Sequence[Step], ending: Ending, slots: int | None = None) -> Findings | None:
-    """The findings; None where no step has a throughput."""
+    """The findings; None where no step went well."""
     measured = [choice for step in steps if (choice := _choice(step)) is not None]
     if not measured:
         return None
@@ -168,7 +177,8 @@ def _slots(steps: Sequence[Step], slots: int | None) -> int | None:
 
 
 def _choice(step: Step) -> Choice | None:
-    if step.pages_per_second is None or step.p95 is None or step.too_slow:
+    failed = step.too_slow or step.error is not None
+    if failed or step.pages_per_second is None or step.p95 is None:
         return None
     return Choice(in_flight=step.in_flight, pages_per_second=step.pages_per_second, p95=step.p95)
 

@@ -64,7 +64,8 @@ def another(option):
         "drop": "seal",
         "jitter": "0.25", "base_url": "http://gpu:8000",
         "repo": "http://mirror/layout", "api_base": "http://proxy/v2",
-        "public_url": "https://rag.example.com",
+        "public_url": "https://rag.example.com", "webhook_url": "https://hooks.example.com/x",
+        "objective": "latency", "server_share": "0.5", "slots": "48",
     }  # fmt: skip
     if option.path[-1] in special:
         return special[option.path[-1]]
@@ -75,6 +76,11 @@ def another(option):
             return str(option.default + 1 if option.default != 100 else 99)
         case _:
             return "something-else"
+
+
+def secret_of(option, word):
+    """A secret with this word in it, of the kind that the option takes."""
+    return f"https://hooks.example.com/{word}" if option.path[-1] == "webhook_url" else word
 
 
 def leaves(tree, path=()):
@@ -234,6 +240,20 @@ def test_in_the_clear_the_webhook_is_for_this_machine_alone(monkeypatch, host):
             load_settings()
 
 
+@pytest.mark.parametrize("url", ["http://hooks.example.com/s3cret", "hooks/s3cret", "ftp://s3cret"])
+def test_alarms_are_not_posted_in_the_clear_and_the_address_stays_unsaid(monkeypatch, url):
+    monkeypatch.setenv("RAG_SERVICE_NOTIFY_WEBHOOK_URL", url)
+    with pytest.raises(ConfigurationError, match=r"notify\.webhook_url") as caught:
+        load_settings()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_alarm_cannot_wait_longer_than_samples_are_kept(monkeypatch):
+    monkeypatch.setenv("RAG_SERVICE_OCCUPANCY_KEEP", "60")
+    with pytest.raises(ConfigurationError, match=r"occupancy\.starved_after .* occupancy\.keep"):
+        load_settings()
+
+
 @pytest.mark.parametrize("name", ["https://api.runpod.ai/v2/abc", "abc/run", "a b", "abc?x=1", "ä"])
 def test_an_endpoint_is_named_by_its_id_alone(monkeypatch, name):
     monkeypatch.setenv("RUNPOD_ENDPOINT_ID", name)
@@ -277,9 +297,9 @@ def test_a_home_folder_is_expanded(monkeypatch):
 
 @pytest.mark.parametrize("option", SECRETS, ids=lambda option: option.key)
 def test_a_secret_is_never_printed(option, monkeypatch):
-    monkeypatch.setenv(option.env, "s3cret-value")
+    monkeypatch.setenv(option.env, secret_of(option, "s3cret-value"))
     settings = load_settings()
-    assert value_of(settings, option) == "s3cret-value"
+    assert value_of(settings, option) == secret_of(option, "s3cret-value")
     for text in (repr(settings), str(settings), settings.model_dump_json()):
         assert "s3cret-value" not in text
 
@@ -299,11 +319,12 @@ def test_a_secret_in_a_config_file_is_refused_without_printing_it(option, own_fi
 
 @pytest.mark.parametrize("option", SECRETS, ids=lambda option: option.key)
 def test_a_secret_may_come_from_a_file(option, monkeypatch, tmp_path):
-    (tmp_path / "secret").write_text("from-a-file\n")
+    in_file, direct = secret_of(option, "from-a-file"), secret_of(option, "from-the-variable")
+    (tmp_path / "secret").write_text(in_file + "\n")
     monkeypatch.setenv(option.env + "_FILE", str(tmp_path / "secret"))
-    assert value_of(load_settings(), option) == "from-a-file"
-    monkeypatch.setenv(option.env, "from-the-variable")
-    assert value_of(load_settings(), option) == "from-the-variable"
+    assert value_of(load_settings(), option) == in_file
+    monkeypatch.setenv(option.env, direct)
+    assert value_of(load_settings(), option) == direct
 
 
 def test_a_secret_file_that_cannot_be_read_is_named(monkeypatch, tmp_path):

@@ -1,0 +1,277 @@
+"""The product's own workers in front of a real OCR server: `auto` against fixed settings.
+
+    python -m benchmarks.real_server http://127.0.0.1:5002 --name h200 --settings auto 4 8
+
+Each setting gets PostgreSQL, Valkey, prepare, ocr and maintenance of its own, and scans of which
+no two pages are alike; pages are counted as they are stored, after a warm-up from cold. Prints
+pages a second, what was in flight, the server's gauges and the verdict; writes
+results/real_server_NAME.json and a plot of each setting. A fixed setting is pages in flight a
+document, so all in all it is times the forks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from benchmarks import plot
+from benchmarks.stack import RESULTS, Stack, running_stack
+from rag_service.knowledgebase import occupancy
+from rag_service.knowledgebase.gauges import read_gauges as read_counts
+from rag_service.ocr.gauges import Gauges, read_gauges
+from rag_service.states import PageState
+
+MIB = 1 << 20
+LOOK_SECONDS = 1.0
+PREPARE_SECONDS = 300.0
+WORDS = [
+    "harbour",
+    "timber",
+    "report",
+    "evening",
+    "oranges",
+    "merchant",
+    "ledger",
+    "seven",
+    "north",
+    "copper",
+    "winter",
+]
+
+
+@dataclass(frozen=True)
+class Look:
+    """One moment of a run."""
+
+    at: float
+    done: int
+    in_flight: int
+    running: float | None
+    waiting: float | None
+    worker_mib: float
+
+
+@dataclass
+class Outcome:
+    """A setting and what it brought after its warm-up."""
+
+    setting: str
+    pages_per_second: float
+    in_flight: float
+    running: float | None
+    waiting: float | None
+    worker_mib: float
+    failed: int
+    verdict: str
+    looks: list[Look] = field(default_factory=list)
+
+
+def draw(target: Path, pages: int, dpi: int, seed: int) -> Path:
+    """A PDF of scanned pages full of words, no two alike."""
+    from rag_service.pdf.mupdf import pymupdf
+
+    chance = random.Random(seed)
+    with pymupdf.open() as scan:
+        for _ in range(pages):
+            with pymupdf.open() as drawn:
+                page = drawn.new_page(width=595, height=842)
+                lines = (" ".join(chance.choices(WORDS, k=11)) for _ in range(52))
+                page.insert_textbox((40, 40, 555, 800), "\n".join(lines), fontsize=10)
+                pixels = page.get_pixmap(dpi=dpi, colorspace=pymupdf.csGRAY)
+            sheet = scan.new_page(width=595, height=842)
+            sheet.insert_image(sheet.rect, stream=pixels.tobytes("jpeg", jpg_quality=80))
+        scan.save(target)
+    return target
+
+
+def draw_all(folder: Path, documents: int, pages: int, dpi: int) -> list[Path]:
+    """So many scans; what is there already stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{dpi}-{pages}-{number}.pdf" for number in range(documents)]
+    missing = [(number, path) for number, path in enumerate(paths) if not path.is_file()]
+    with ProcessPoolExecutor() as pool:
+        jobs = [pool.submit(draw, path, pages, dpi, number) for number, path in missing]
+        for job in jobs:
+            job.result()
+    return paths
+
+
+@contextmanager
+def working(
+    url: str, setting: str, scans: Sequence[Path], options: argparse.Namespace
+) -> Iterator[Stack]:
+    """All scans planned, and the ocr worker just started."""
+    ocr = {
+        "GLMOCR_BASE_URL": url,
+        "GLMOCR_PIPELINE_MAX_WORKERS": setting,
+        "OCR_WORKER_CONCURRENCY": str(options.forks),
+        "OCR_MAX_TOKENS": str(options.max_tokens),
+        "RAG_SERVICE_OCR_DPI": str(options.dpi),
+        "RAG_SERVICE_OCR_LAYOUT": options.layout,
+        # One fork is kept for interactive documents, of which there are none here.
+        "RAG_SERVICE_OCCUPANCY_SAMPLE_EVERY": "5",
+    }
+    with running_stack(durable=False, ocr=ocr) as stack:
+        maintenance, reader, preparer = stack.plan.workers()
+        stack.start([maintenance, preparer])
+        chosen = stack.options(ocr="force", priority=options.priority)
+        for path in scans:
+            stack.take_in(path, chosen)
+        _await_planned(len(scans) * options.pages)
+        stack.start([reader])
+        yield stack
+
+
+def _await_planned(pages: int) -> None:
+    deadline = time.monotonic() + PREPARE_SECONDS
+    while _pages(PageState.PENDING) < pages:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Only {_pages(PageState.PENDING)} of {pages} pages were planned.")
+        time.sleep(0.5)
+
+
+def _pages(*states: PageState) -> int:
+    counts: Mapping[str, int] = read_counts().active_pages
+    return sum(counts.get(state, 0) for state in states)
+
+
+def watch(stack: Stack, url: str, total: int, seconds: float) -> list[Look]:
+    """Look about once a second until the time is over or no page is left."""
+    began = time.monotonic()
+    looks: list[Look] = []
+    with httpx.Client(base_url=url) as http:
+        while (now := time.monotonic() - began) < seconds:
+            left = _pages(PageState.PENDING)
+            gauges = _gauges(http)
+            looks.append(
+                Look(
+                    round(now, 2), total - left, occupancy.in_flight(url),
+                    gauges.running if gauges else None, gauges.waiting if gauges else None,
+                    round(_worker_mib(stack), 1),
+                )
+            )  # fmt: skip
+            if left == 0:
+                break
+            time.sleep(LOOK_SECONDS)
+    return looks
+
+
+def _gauges(http: httpx.Client) -> Gauges | None:
+    async def ask() -> Gauges | None:
+        async with httpx.AsyncClient(base_url=http.base_url) as client:
+            return await read_gauges(client)
+
+    return asyncio.run(ask())
+
+
+def _worker_mib(stack: Stack) -> float:
+    """The ocr worker's tree, shared pages counted once."""
+    total = 0
+    for program in stack.programs():
+        if program.name == "ocr" and program.pid:
+            root = psutil.Process(program.pid)
+            for process in (root, *root.children(recursive=True)):
+                try:
+                    total += process.memory_full_info().pss
+                except psutil.Error:
+                    continue
+    return total / MIB
+
+
+def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Namespace) -> Outcome:
+    """One setting from cold; the warm-up is looked at and not counted."""
+    total = len(scans) * options.pages
+    with working(url, setting, scans, options) as stack:
+        looks = watch(stack, url, total, options.warm_up + options.seconds)
+        samples = occupancy.samples(url, options.seconds)
+        failed = _pages(PageState.FAILED)
+    counted = [look for look in looks if look.at >= options.warm_up and look.done < total]
+    first, last = counted[0], counted[-1]
+    running = [look.running for look in counted if look.running is not None]
+    waiting = [look.waiting for look in counted if look.waiting is not None]
+    return Outcome(
+        setting=setting,
+        pages_per_second=round((last.done - first.done) / (last.at - first.at), 3),
+        in_flight=round(statistics.fmean(look.in_flight for look in counted), 1),
+        running=round(statistics.fmean(running), 1) if running else None,
+        waiting=round(statistics.fmean(waiting), 1) if waiting else None,
+        worker_mib=max(look.worker_mib for look in counted),
+        failed=failed,
+        verdict=statistics.mode(s.judgement.verdict.value for s in samples) if samples else "",
+        looks=looks,
+    )
+
+
+def _print(outcome: Outcome) -> None:
+    print(
+        f"{outcome.setting:>6} {outcome.pages_per_second:8.2f} pages/s  in flight "
+        f"{outcome.in_flight:6.1f}  running {outcome.running}  waiting {outcome.waiting}  "
+        f"worker {outcome.worker_mib:.0f} MiB  failed {outcome.failed}  {outcome.verdict}",
+        flush=True,
+    )
+
+
+def keep(name: str, outcomes: Sequence[Outcome], folder: Path, about: Mapping[str, object]) -> None:
+    """The figures as JSON and each setting as a plot; earlier settings of the name stay."""
+    path = folder / f"real_server_{name}.json"
+    kept = json.loads(path.read_text())["settings"] if path.is_file() else []
+    ours = {outcome.setting for outcome in outcomes}
+    kept = [one for one in kept if one["setting"] not in ours]
+    found = {**about, "settings": [*kept, *map(asdict, outcomes)]}
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    for outcome in outcomes:
+        lines = {
+            "in flight": [(look.at, float(look.in_flight)) for look in outcome.looks],
+            "running": [(look.at, look.running or 0.0) for look in outcome.looks],
+            "waiting": [(look.at, look.waiting or 0.0) for look in outcome.looks],
+        }
+        title = f"{name}, {outcome.setting}: {outcome.pages_per_second} pages/s"
+        picture = plot.lines(title, "seconds", "requests", lines)
+        (folder / f"real_server_{name}_{outcome.setting}.svg").write_text(picture)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--settings", nargs="+", default=["auto"])
+    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--warm-up", type=float, default=60.0)
+    parser.add_argument("--forks", type=int, default=8)
+    parser.add_argument("--documents", type=int, default=18)
+    parser.add_argument("--pages", type=int, default=60)
+    parser.add_argument("--dpi", type=int, default=150)
+    parser.add_argument("--layout", default="page")
+    parser.add_argument("--max-tokens", type=int, default=1000)
+    parser.add_argument("--priority", default="interactive")
+    parser.add_argument("--scans", type=Path, default=Path("/tmp/rag-bench-scans"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    scans = draw_all(options.scans, options.documents, options.pages, options.dpi)
+    about = {
+        "server": options.name, "forks": options.forks, "dpi": options.dpi,
+        "layout": options.layout, "answer_tokens": options.max_tokens,
+        "cores": os.cpu_count(), "warm_up": options.warm_up, "seconds": options.seconds,
+    }  # fmt: skip
+    for setting in options.settings:
+        outcome = measure(options.url.rstrip("/"), setting, scans, options)
+        _print(outcome)
+        keep(options.name, [outcome], options.results, about)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""What maintenance sees of an OCR server's load, the alarm when it starves, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from queue import Queue
+
+import pytest
+from pydantic import SecretStr
+
+from benchmarks.simulated_batch import SERVERS
+from benchmarks.simulated_server import GaugeNames, SimulatedServer
+from rag_service.knowledgebase import fleet, occupancy, servers
+from rag_service.occupancy import Verdict
+from rag_service.states import JobOutcome, PageState, Stage
+from tests import simulation as sim
+from tests.conftest import changed_settings
+from tests.posts import held_run, live_job
+from workers.maintenance import Maintenance
+from workers.notify import Notifier
+from workers.sampler import Sampler
+
+RATES = replace(SERVERS["report"], slots=4)
+
+
+class Simulated:
+    """A simulated server on an event loop of its own."""
+
+    def __init__(self, gauges: GaugeNames) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.server = SimulatedServer(RATES, gauges)
+        self._listener = self._call(self.server.listen())
+        self.url = f"http://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+
+    def take(self, requests: int) -> None:
+        """Other clients send so many."""
+
+        async def arrive() -> None:
+            for _ in range(requests):
+                self.server.arrive(lambda: None)
+
+        self._call(arrive())
+
+    def stop(self) -> None:
+        async def close() -> None:
+            self._listener.close()
+
+        self._call(close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+
+@pytest.fixture
+def simulated():
+    started = []
+
+    def start(gauges: GaugeNames = GaugeNames.VLLM) -> Simulated:
+        started.append(Simulated(gauges))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def receiver():
+    """Takes webhooks: answers 503 to the first post, 200 to all others; `posts` has what came."""
+    posts: Queue[dict] = Queue()
+    statuses = iter([503])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posts.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(next(statuses, 200))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing to the tests' output."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    server.posts = posts
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def sampler(settings):
+    """A sampler of the server at this URL, that looks whenever it is asked to."""
+
+    def make(url: str, **sections) -> Sampler:
+        ocr = {"base_url": url, **sections.pop("ocr", {})}
+        options = {"sample_every": 1e-9, "starved_after": 100.0}
+        changed = changed_settings(settings, ocr=ocr, occupancy=options, **sections)
+        # Samples of the last minute count, however often a test looks.
+        kept = changed.occupancy.model_copy(update={"sample_every": 15.0})
+        made = Sampler(changed, Notifier(changed.notify, wait=0.01))
+        made._settings = changed.model_copy(update={"occupancy": kept})
+        return made
+
+    return make
+
+
+def look(sampler: Sampler):
+    """Take one more sample; it comes back with its verdict."""
+    sampler._looked_at = float("-inf")
+    sampler.look()
+    [newest] = occupancy.latest(60)
+    return newest
+
+
+def age(seconds: float) -> None:
+    """Let all samples be older."""
+    sim.execute("UPDATE server_samples SET at = at - make_interval(secs => :s)", s=seconds)
+
+
+def starve(sampler: Sampler) -> None:
+    """Pages wait and nobody sends them, for longer than the alarm waits."""
+    sim.ready_run(*[PageState.PENDING] * 9)
+    for _ in range(9):
+        look(sampler)
+        age(15)
+    assert look(sampler).judgement.verdict is Verdict.STARVED
+
+
+@pytest.mark.parametrize("gauges", [GaugeNames.VLLM, GaugeNames.SGLANG])
+def test_a_servers_gauges_are_stored_with_what_forks_have_open(simulated, sampler, gauges):
+    server = simulated(gauges)
+    server.take(6)
+    occupancy.report_load("a-fork", server.url, 6, 6.5)
+    sim.ready_run(PageState.PENDING)
+    seen = look(sampler(server.url)).sample
+    assert (seen.running + seen.waiting, seen.in_flight, seen.limit) == (6, 6, 6.5)
+    assert seen.pages_waiting == 2
+    assert (seen.slots == 4) is (gauges is GaugeNames.SGLANG)
+
+
+def test_slots_that_a_server_does_not_tell_are_learned(simulated, sampler):
+    server, watch = simulated(), None
+    server.take(9)
+    watch = sampler(server.url)
+    running = look(watch).sample.running
+    assert running == look(watch).sample.slots == 4
+
+
+def test_slots_that_are_set_count_for_a_server_that_tells_none(simulated, sampler):
+    server = simulated()
+    watch = sampler(server.url)
+    known = watch._settings.occupancy.model_copy(update={"slots": 48})
+    watch._settings = watch._settings.model_copy(update={"occupancy": known})
+    assert look(watch).sample.slots == 48
+
+
+def test_a_server_without_gauges_is_sampled_all_the_same(simulated, sampler):
+    server = simulated(GaugeNames.NONE)
+    occupancy.report_load("a-fork", server.url, 3, 20.0)
+    sim.ready_run(PageState.PENDING)
+    seen = look(sampler(server.url))
+    assert (seen.sample.running, seen.sample.slots, seen.sample.in_flight) == (None, None, 3)
+    assert seen.judgement.verdict is Verdict.STARVED
+
+
+def test_maintenance_takes_samples_beside_its_rounds(simulated, settings):
+    server = simulated()
+    maintenance = Maintenance(
+        changed_settings(settings, ocr={"base_url": server.url}), threading.Event()
+    )
+    maintenance.round()
+    maintenance._running["occupancy"].result(30)
+    maintenance._beside.shutdown()
+    assert [judged.sample.url for judged in occupancy.latest(60)] == [server.url]
+
+
+def test_a_server_that_is_out_is_not_called_starved(simulated, sampler):
+    server = simulated()
+    sim.ready_run(PageState.PENDING)
+    servers.mark_out(server.url, "refused", misconfigured=False)
+    seen = look(sampler(server.url)).judgement
+    assert seen.verdict is Verdict.UNKNOWN
+    assert "refused" in seen.sentence
+
+
+def test_jobs_bring_the_gauges_of_an_endpoint(settings, sampler):
+    run = held_run()
+    job = live_job(run)
+    watch = sampler(
+        "http://127.0.0.1:1", ocr={"transport": "runpod"},
+        runpod={"api_base": "https://rp.test/v2", "endpoint_id": "e1"},
+    )  # fmt: skip
+    sim.execute(
+        "UPDATE remote_jobs SET base_url = 'https://rp.test/v2', endpoint_id = 'e1', "
+        "state = 'ended', outcome = :outcome, ended_at = now(), gauges = "
+        """'{"running_mean": 20.5, "waiting_mean": 0.5, "slots": 64}' WHERE id = :id""",
+        id=job.id, outcome=JobOutcome.COMPLETED,
+    )  # fmt: skip
+    seen = look(watch).sample
+    assert seen.url == "https://rp.test/v2/e1"
+    assert (seen.running, seen.waiting, seen.slots) == (20.5, 0.5, 64)
+
+
+def test_a_starved_server_is_warned_of_once_shown_and_cleared(
+    simulated, sampler, receiver, caplog, start_api
+):
+    caplog.set_level(logging.INFO)
+    server = simulated()
+    address = f"http://127.0.0.1:{receiver.server_port}/hook"
+    watch = sampler(server.url, notify={"webhook_url": SecretStr(address)})
+    starve(watch)
+    look(watch)
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len([w for w in warnings if "is starved since" in w]) == 1
+    api = start_api(ocr={"base_url": server.url})
+    degraded = {f["name"]: f["message"] for f in api.client.get("/health/ready").json()["degraded"]}
+    assert "no fork sends any" in degraded["starved"]
+    first, again = receiver.posts.get(timeout=10), receiver.posts.get(timeout=10)
+    assert first == again
+    assert (first["event"], first["server"]) == ("starved", server.url)
+    since = datetime.fromisoformat(first["since"])
+    assert occupancy.starvation(server.url).since == since
+
+    sim.execute("UPDATE runs SET state = 'cancelled', finished_at = now()")
+    look(watch)
+    over = receiver.posts.get(timeout=10)
+    assert (over["event"], over["since"]) == ("starved_over", first["since"])
+    assert occupancy.starvation(server.url) is None
+    degraded = api.client.get("/health/ready").json()["degraded"]
+    assert "starved" not in [fault["name"] for fault in degraded]
+
+
+def test_time_that_nobody_looked_does_not_count_as_starved(simulated, sampler):
+    server = simulated()
+    watch = sampler(server.url)
+    sim.ready_run(PageState.PENDING)
+    look(watch)
+    age(150)
+    look(watch)
+    assert occupancy.starvation(server.url) is None
+
+
+def test_a_webhook_that_is_away_holds_nothing_up(simulated, sampler):
+    server = simulated()
+    watch = sampler(server.url, notify={"webhook_url": SecretStr("http://127.0.0.1:1/")})
+    starve(watch)
+    assert occupancy.starvation(server.url).since < occupancy.demand(server.url).at - timedelta(
+        seconds=100
+    )
+
+
+def test_metrics_servers_and_status_say_it_in_figures_and_words(simulated, sampler, start_api):
+    server = simulated(GaugeNames.SGLANG)
+    server.take(3)
+    watch = sampler(server.url)
+    occupancy.report_load("a-fork", server.url, 3, 3.0)
+    look(watch)
+    api = start_api(ocr={"base_url": server.url})
+    text = api.client.get("/metrics").text
+    label = f'{{server="{server.url}"}}'
+    assert f"rag_service_server_slots{label} 4.0" in text
+    assert f"rag_service_server_in_flight{label} 3.0" in text
+    assert f'rag_service_server_verdict{{server="{server.url}",verdict="starved"}} 0.0' in text
+    [told] = api.client.get("/servers").json()["servers"]
+    assert (told["url"], told["latest"]["slots"], told["samples"]) == (server.url, 4, [])
+    look(watch)
+    [told] = api.client.get("/servers", params={"seconds": 60}).json()["servers"]
+    assert len(told["samples"]) == 2
+    done = subprocess.run(
+        [sys.executable, "-m", "rag_service.cli.main", "status"],
+        env=os.environ | {"RAG_SERVICE_URL": api.url},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert server.url in done.stdout
+    assert told["latest"]["sentence"] in done.stdout
+
+
+def test_pages_that_the_memory_guard_holds_back_say_so(simulated, sampler, api, make_pdf):
+    server = simulated()
+    document_id = api.add(make_pdf("a"))
+    fleet.beat("o", Stage.OCR, 8, low_memory=True)
+    run = sim.claim()
+    sim.plan(run, PageState.PENDING)
+    sim.runs.hand_to_ocr(run)
+    assert api.get(document_id)["waiting_for"] == "memory_guard"
+    assert "memory guard" in look(sampler(server.url)).judgement.sentence
+    fleet.beat("o", Stage.OCR, 8)
+    assert api.get(document_id)["waiting_for"] == "queue"
