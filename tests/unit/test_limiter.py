@@ -1,0 +1,204 @@
+"""The limiter keeps the order of requests; its search finds what servers of each kind can take."""
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.simulated_batch import REPORT, SERIAL, Batch
+from rag_service.ocr.client import AnswerTimedOut
+from rag_service.ocr.controller import LEAST, MOST, Aim, Controller
+from rag_service.ocr.gauges import Gauges, parse_gauges
+from rag_service.ocr.limiter import Fixed, Limiter
+
+TIMEOUT = 120.0
+
+
+async def _settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_requests_go_in_their_order_and_no_more_than_may():
+    async def go():
+        limiter, order, gate = Limiter(Fixed(2)), [], asyncio.Event()
+
+        async def one(number):
+            async with limiter.request():
+                order.append(number)
+                await gate.wait()
+
+        work = [asyncio.ensure_future(one(number)) for number in range(5)]
+        await _settle()
+        assert (order, limiter.in_flight) == ([0, 1], 2)
+        gate.set()
+        await asyncio.gather(*work)
+        assert (order, limiter.in_flight) == ([0, 1, 2, 3, 4], 0)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_cancelled_request_leaves_its_place_to_the_next(which):
+    async def go():
+        limiter, gate, entered = Limiter(Fixed(1)), asyncio.Event(), []
+
+        async def one(number):
+            async with limiter.request():
+                entered.append(number)
+                await gate.wait()
+
+        work = [asyncio.ensure_future(one(number)) for number in range(3)]
+        await _settle()
+        work[which].cancel()
+        await _settle()
+        gate.set()
+        await asyncio.gather(*work, return_exceptions=True)
+        assert 2 in entered
+        assert limiter.in_flight == 0
+
+    asyncio.run(go())
+
+
+def test_pages_are_drawn_a_little_ahead_of_the_requests():
+    async def go():
+        limiter, gate, inside = Limiter(Fixed(3)), asyncio.Event(), []
+
+        async def page(number):
+            async with limiter.page():
+                inside.append(number)
+                await gate.wait()
+
+        work = [asyncio.ensure_future(page(number)) for number in range(9)]
+        await _settle()
+        assert len(inside) == limiter.most_pages == 5
+        gate.set()
+        await asyncio.gather(*work)
+        assert inside == list(range(9))
+
+    asyncio.run(go())
+
+
+def test_a_time_out_halves_what_is_sent():
+    async def go():
+        controller = Controller(Aim(timeout=TIMEOUT), start=8.0)
+        with pytest.raises(AnswerTimedOut):
+            async with Limiter(controller).request():
+                raise AnswerTimedOut("late")
+        return controller.limit
+
+    assert asyncio.run(go()) == 4.0
+
+
+class Fleet:
+    """Eight searches without a word between them in front of one simulated server."""
+
+    def __init__(self, rates, *, gauged, start=None):
+        self.batch = Batch(rates, seed=1)
+        self.gauged = gauged
+        self.searches = [Controller(Aim(timeout=TIMEOUT), start=start) for _ in range(8)]
+        self.open = [{} for _ in self.searches]
+        self.late = self.keys = 0
+        self.longest = 0.0
+
+    def run(self, seconds):
+        """Pages that were answered in that time."""
+        before, until = self.batch.finished, self.batch.now + seconds
+        beat = self.batch.now
+        while self.batch.now < until:
+            self._send()
+            for key in self.batch.advance(min(self.batch.next_event(), beat)):
+                self._answered(key)
+            if self.batch.now >= beat:
+                beat += 1.0
+                self._beat()
+        return self.batch.finished - before
+
+    def _send(self):
+        now = self.batch.now
+        for search, requests in zip(self.searches, self.open, strict=True):
+            while search.may_send(len(requests), now):
+                self.keys += 1
+                requests[self.keys] = now
+                self.batch.arrive(self.keys)
+
+    def _answered(self, key):
+        now = self.batch.now
+        for search, requests in zip(self.searches, self.open, strict=True):
+            if key in requests:
+                seconds = now - requests.pop(key)
+                self.longest = max(self.longest, seconds)
+                search.answered(seconds, now)
+
+    def _beat(self):
+        batch = self.batch
+        gauges = Gauges(batch.running, batch.waiting, batch.answer_tokens) if self.gauged else None
+        for search, requests in zip(self.searches, self.open, strict=True):
+            search.tick(len(requests), gauges, batch.now)
+
+    @property
+    def in_flight(self):
+        return sum(map(len, self.open))
+
+
+@pytest.mark.parametrize("gauged", [True, False])
+def test_a_batching_server_is_filled_and_not_flooded(gauged):
+    """The report's: full from about ten in flight on; 64 would only make answers late."""
+    fleet = Fleet(REPORT, gauged=gauged)
+    fleet.run(150)
+    assert fleet.run(900) >= 0.92 * 0.57 * 900
+    assert 8 <= fleet.in_flight <= 48
+
+
+@pytest.mark.parametrize("gauged", [True, False])
+def test_a_server_that_reads_one_at_a_time_is_never_brought_near_the_time_out(gauged):
+    fleet = Fleet(SERIAL, gauged=gauged)
+    pages = fleet.run(1500)
+    assert fleet.longest < TIMEOUT
+    assert pages >= 0.85 * 1500 / 11.5
+    assert fleet.in_flight <= 8
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    events=st.lists(st.sampled_from(["answer", "slow", "late", "tick", "full"]), max_size=200),
+)
+def test_whatever_happens_the_limit_stays_within_its_bounds(seed, events):
+    chance, now = random.Random(seed), 0.0
+    controller = Controller(Aim(timeout=TIMEOUT))
+    for event in events:
+        now += chance.uniform(0, 20)
+        if event == "answer":
+            controller.answered(chance.uniform(0.01, 30), now)
+        elif event == "slow":
+            controller.answered(chance.uniform(60, 119), now)
+        elif event == "late":
+            controller.timed_out(now)
+        else:
+            waiting = 500.0 if event == "full" else 0.0
+            gauges = chance.choice([None, Gauges(chance.uniform(0, 64), waiting, now * 100)])
+            controller.tick(chance.randrange(64), gauges, now)
+        assert LEAST <= controller.limit <= MOST
+
+
+def test_half_a_share_of_the_server_is_half_of_what_is_found():
+    whole, half = (Controller(Aim(share=share), start=8.0) for share in (1.0, 0.5))
+    assert (whole.limit, half.limit) == (8.0, 4.0)
+
+
+VLLM = """# HELP vllm:num_requests_running Number of requests
+vllm:num_requests_running{engine="0",model_name="m"} 12.0
+vllm:num_requests_running{engine="1",model_name="m"} 8.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting_by_reason{reason="capacity"} 99.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:generation_tokens_total{engine="0"} 1000.0
+"""
+
+
+def test_gauges_are_added_up_over_engines_and_not_taken_by_prefix():
+    assert parse_gauges(VLLM) == Gauges(20.0, 3.0, 1000.0, 0.25)
+    assert parse_gauges("python_info 1.0\n") is None
