@@ -29,6 +29,8 @@ ENVIRONMENT = {
     "PATH": os.environ["PATH"],
     "RAG_SERVICE_RETRY_WAITS": "0.1,0.2",
     "RAG_SERVICE_RETRY_LATER_WAIT": "0.1",
+    # With the two that are drawn ahead, eight pages are at work.
+    "GLMOCR_PIPELINE_MAX_WORKERS": "6",
     "RAG_SERVICE_HANDLER_HEARTBEAT": "0.3",
     "RAG_SERVICE_HANDLER_STALE_AFTER": "3",
     "RAG_SERVICE_HANDLER_PROGRESS_EVERY": "0.1",

@@ -18,6 +18,11 @@ _NAME = "layout.sock"
 _SOCKET_URL = "http://layout"
 
 
+# A temporary folder may itself be too deep.
+_SHORT_PARENTS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
+_SOCKET_NAME_LENGTH = 22
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """`socket` is None for a server that is reached by its URL alone."""
@@ -53,9 +58,16 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
 
+def _fits(folder: Path) -> bool:
+    return len(os.fsencode(folder)) + _SOCKET_NAME_LENGTH <= LONGEST_SOCKET_PATH
+
+
 def _short_folder() -> Path:
     """A folder of ours for sockets; nobody else may stand in for the server in it."""
-    folder = Path(tempfile.gettempdir()) / f"rag-service-layout-{os.geteuid()}"
+    name = f"rag-service-layout-{os.geteuid()}"
+    parents = (Path(tempfile.gettempdir()), *_SHORT_PARENTS)
+    fitting = [parent / name for parent in parents if _fits(parent / name)]
+    folder = fitting[0]
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat(follow_symlinks=False)
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):

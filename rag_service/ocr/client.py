@@ -184,7 +184,7 @@ class OcrClient:
         except httpx.ConnectError as error:
             raise ConnectionRefused(f"{self.url} cannot be reached: {error}") from error
         except httpx.ReadTimeout as error:
-            raise AnswerTimedOut(f"{self.url} did not answer in time.") from error
+            raise AnswerTimedOut(f"{self.url}: ReadTimeout, no answer in time.") from error
         except httpx.RequestError as error:
             raise TryAgain(f"{self.url}: {type(error).__name__} {error}".strip()) from error
 

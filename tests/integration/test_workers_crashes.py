@@ -195,7 +195,8 @@ def test_a_stopped_worker_stores_what_is_in_flight_and_gives_the_rest_back(servi
     worker = ocr_worker()
     gate = fake.Gate()
     service.ocr.default = fake.Reply(gate=gate)
-    six = Scan(service, 6)
+    # Four are asked for and two are drawn ahead; two have not begun.
+    eight = Scan(service, 8)
     service.programs.wait_until(lambda: service.ocr.alive() == 4, "four pages are in flight")
     family = worker.family()
     worker.signal(signal.SIGTERM)
@@ -203,14 +204,14 @@ def test_a_stopped_worker_stores_what_is_in_flight_and_gives_the_rest_back(servi
     service.programs.wait_until(stopping, "the worker begins to stop")
     gate.open()
     assert worker.wait() == 0
-    run = service.run(six.id)
-    assert (run.state, run.lease_worker, counts(service, six)) == ("ready", None, (0, 0))
-    view = service.view(six.id)
-    assert (view.pages.ocr, view.waiting_for) == (4, "worker")
+    run = service.run(eight.id)
+    assert (run.state, run.lease_worker, counts(service, eight)) == ("ready", None, (0, 0))
+    view = service.view(eight.id)
+    assert (view.pages.ocr, view.waiting_for) == (6, "worker")
     assert not [pid for pid in family if is_alive(pid)]
     ocr_worker(**IMPATIENT)
-    assert six.ended().status == "processed"
-    assert [len(six.requests(page)) for page in range(1, 7)] == [1] * 6
+    assert eight.ended().status == "processed"
+    assert [len(eight.requests(page)) for page in range(1, 9)] == [1] * 8
 
 
 def test_a_page_that_outlasts_the_soft_shutdown_is_let_go(service, ocr_worker):
