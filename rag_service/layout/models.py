@@ -104,6 +104,8 @@ def _require_folder(folder: Path | None) -> None:
 
 def _load(settings: Layout) -> Model:
     if settings.model == "cdla":
+        # Else ONNX Runtime marks the machine with a file in the temporary folder and tells of it.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         from rag_service.layout.cdla import Cdla
 
         return Cdla(cdla_file(), threads=thread_count(settings), batch=settings.batch_size)
