@@ -2,7 +2,7 @@
 
     python -m benchmarks.real_server http://127.0.0.1:5002 --name h200 --settings auto 4 8
 
-Each setting gets PostgreSQL, Valkey, prepare, ocr and maintenance of its own, and scans of which
+Each setting gets a process with PostgreSQL, Valkey and workers of its own, and scans of which
 no two pages are alike; pages are counted as they are stored, after a warm-up from cold. Prints
 pages a second, what was in flight, the server's gauges and the verdict; writes
 results/real_server_NAME.json and a plot of each setting. A fixed setting is pages in flight a
@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 
 import httpx
@@ -216,6 +217,17 @@ def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Nam
     )
 
 
+def measure_apart(
+    url: str, setting: str, scans: Sequence[Path], options: argparse.Namespace
+) -> Outcome:
+    """The same in a process of its own: connections to a database outlive the stack they were for.
+
+    A fresh one for each setting, so that none inherits another's connections either.
+    """
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as process:
+        return process.submit(measure, url, setting, scans, options).result()
+
+
 def _print(outcome: Outcome) -> None:
     print(
         f"{outcome.setting:>6} {outcome.pages_per_second:8.2f} pages/s  in flight "
@@ -268,7 +280,7 @@ def main() -> None:
         "cores": os.cpu_count(), "warm_up": options.warm_up, "seconds": options.seconds,
     }  # fmt: skip
     for setting in options.settings:
-        outcome = measure(options.url.rstrip("/"), setting, scans, options)
+        outcome = measure_apart(options.url.rstrip("/"), setting, scans, options)
         _print(outcome)
         keep(options.name, [outcome], options.results, about)
 
