@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import time
 from dataclasses import asdict
@@ -11,6 +13,7 @@ from typing import Any
 from rag_service.broker import TASK_NAMES
 from rag_service.errors import ConfigurationError, OcrMisconfigured
 from rag_service.knowledgebase import leases, occupancy, pages, runs, servers
+from rag_service.knowledgebase.engine import DatabaseError, trouble
 from rag_service.knowledgebase.pages import PendingPage, StoredPage
 from rag_service.knowledgebase.servers import ServerRecord
 from rag_service.ocr.limiter import Load
@@ -24,6 +27,8 @@ from workers.identity import worker_id
 from workers.server import ocr_server
 from workers.source import opened
 from workers.stage import work_on_next
+
+log = logging.getLogger(__name__)
 
 # How stale the shared note of the last answered page may be, and that of what is open.
 _ANSWERED_NOTE_SECONDS = 2.0
@@ -77,7 +82,10 @@ async def _parse(held: HeldRun, due: list[PendingPage]) -> None:
         pages=[PageTask(page.number, page.tries) for page in due],
     )
     async with opened(run) as document:
-        await parser.parse(job, document.pdf, Sink(held, parser.version), Watch(held))
+        try:
+            await parser.parse(job, document.pdf, Sink(held, parser.version), Watch(held))
+        finally:
+            await asyncio.to_thread(_forget_load)
 
 
 class Sink:
@@ -172,9 +180,8 @@ class Watch:
         if time.monotonic() - self._reported_at < _LOAD_NOTE_SECONDS:
             return
         self._reported_at = time.monotonic()
-        fork = f"{worker_id(Stage.OCR)}:{os.getpid()}"
         await self._held.call(
-            lambda: occupancy.report_load(fork, _url(), load.in_flight, load.limit)
+            lambda: occupancy.report_load(_fork(), _url(), load.in_flight, load.limit)
         )
         good = load.good
         if good is not None:
@@ -187,6 +194,18 @@ class Watch:
 
     async def _record(self) -> ServerRecord | None:
         return await self._held.call(lambda: servers.get(_url()))
+
+
+def _forget_load() -> None:
+    """Nothing is open any more; what cannot be forgotten now lapses by itself."""
+    try:
+        occupancy.forget_load(_fork())
+    except DatabaseError as error:
+        log.warning("What this fork had open is counted a little longer: %s", trouble(error))
+
+
+def _fork() -> str:
+    return f"{worker_id(Stage.OCR)}:{os.getpid()}"
 
 
 def _url() -> str:

@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from rag_service.memory import has_room
 from rag_service.ocr.client import AnswerTimedOut, server_url
 from rag_service.ocr.controller import Aim, Controller
 from rag_service.ocr.gauges import Gauges
-from rag_service.settings import Ocr
+from rag_service.settings import Ocr, Settings
 
 _BEAT_SECONDS = 1.0
 # Pages that are drawn while others are read, so that a place that comes free is used at once.
@@ -192,16 +193,18 @@ class _Line:
 _limiters: dict[tuple[object, ...], Limiter] = {}
 
 
-def limiter_for(
-    settings: Ocr, *, start: float | None, may_grow: Callable[[], bool] = lambda: True
-) -> Limiter:
-    """The process's one limiter for the server; made at first, with `start` as a first guess."""
+def limiter_for(settings: Settings, *, start: float | None) -> Limiter:
+    """The process's one limiter for the server; made at first, with `start` as a first guess.
+
+    It does not grow while the memory guard finds too little memory.
+    """
+    ocr, guard = settings.ocr, settings.memory_guard
     key = (
-        server_url(settings), settings.pages_in_flight, settings.objective,
-        settings.server_share, settings.read_timeout,
+        server_url(ocr), ocr.pages_in_flight, ocr.objective, ocr.server_share, ocr.read_timeout,
+        guard.enabled, guard.least_available_mib,
     )  # fmt: skip
     if key not in _limiters:
-        _limiters[key] = Limiter(_governor(settings, start, may_grow))
+        _limiters[key] = Limiter(_governor(ocr, start, lambda: has_room(settings)))
     return _limiters[key]
 
 

@@ -64,7 +64,7 @@ class GlmOcr:
     ) -> None:
         """Read every page of the job. Raises OcrOutage, LeaseLost, Draining."""
         settings = self._settings
-        limiter = limiter_for(settings.ocr, start=await watch.good_limit())
+        limiter = limiter_for(settings, start=await watch.good_limit())
         async with (
             OcrClient(settings.ocr, connections=MOST) as client,
             self._open_layout(settings) as layout,

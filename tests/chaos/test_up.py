@@ -22,6 +22,7 @@ from tests.fakes.ocr_server import FakeOcrServer, Reply
 from tests.fakes.scans import Mark, new_number, scan
 from tests.net import free_port
 from tests.processes import is_alive
+from tests.waiting import eventually
 
 _FORKS, _PAGES_IN_FLIGHT = 3, 3
 _DOCUMENTS, _PAGES = 6, 10
@@ -121,7 +122,7 @@ def test_a_killed_up_leaves_no_process_and_the_next_one_goes_on(folder: Path) ->
             up.process.kill()
             up.process.wait()
             _require_gone(family)
-            assert ocr.alive() == 0
+            eventually(lambda: not ocr.alive())
         with _up(folder, ocr) as up:
             for number, document_id in scans.items():
                 up.wait(lambda i=document_id: up.status(i) == "processed", f"scan-{number}")

@@ -11,6 +11,7 @@ from hypothesis import strategies
 from pydantic import SecretStr
 
 from rag_service.api import upload
+from tests.waiting import eventually
 
 HEAD = b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.pdf"\r\n\r\n%PDF-1.7\n'
 END = b"\r\n--B--\r\n"
@@ -56,13 +57,6 @@ def send_chunks(connection: socket.socket, first: bytes, most: int) -> int:
         data = CHUNK
     connection.setblocking(True)
     return sent
-
-
-def wait_for(condition) -> None:
-    limit = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 def incoming(api) -> list:
@@ -113,8 +107,8 @@ def test_the_refusal_reaches_a_client_that_sends_everything_first(start_api, mak
 def test_who_hangs_up_leaves_nothing_behind(api):
     with closing(connect(api, "Content-Length: 100000000")) as connection:
         connection.sendall(HEAD + CHUNK * 40)
-        wait_for(lambda: incoming(api))
-    wait_for(lambda: not incoming(api))
+        eventually(lambda: incoming(api))
+    eventually(lambda: not incoming(api))
     assert listed(api) == []
 
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +24,7 @@ from rag_service.embedded import EmbeddedStack, account, postgres
 from rag_service.embedded.folder import LOCK_NAME
 from rag_service.errors import ConfigurationError, ServiceUnreachable
 from rag_service.settings import load_settings
+from tests.waiting import eventually
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,6 @@ def execute(url, sql):
     with engine.begin() as connection:
         connection.execute(text(sql))
     engine.dispose()
-
-
-def eventually(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def gone(pid):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rag_service.knowledgebase import servers
+from rag_service.knowledgebase import occupancy, servers
 from tests.fakes import ocr_server as fake
 from tests.service import Scan, open_service
 
@@ -57,6 +57,16 @@ def test_a_server_that_is_away_parks_its_documents_and_one_page_tries_it_again(s
     first, *others = service.ocr.requests
     assert all(other.started >= first.ended for other in others)
     assert len(others) == 11
+
+
+def test_what_a_fork_has_open_is_known_while_it_reads_and_forgotten_with_the_document(service):
+    wait_until, told = service.programs.wait_until, lambda: occupancy.in_flight(service.ocr.url)
+    service.ocr.default = fake.Reply(delay=1.0)
+    one = Scan(service, 30)
+    wait_until(lambda: told() > 0, "what is open is told")
+    service.ocr.default = fake.OK
+    one.ended()
+    wait_until(lambda: service.rows("SELECT fork FROM fork_loads") == [], "nothing is open")
 
 
 @pytest.mark.parametrize("status", [401, 404])

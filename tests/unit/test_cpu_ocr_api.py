@@ -8,8 +8,7 @@ import io
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +19,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from rag_service.settings import CpuOcr
+from tests.waiting import eventually
 from workers.cpu_ocr.engine import Box
 from workers.cpu_ocr_server import create_app
 
@@ -77,19 +77,12 @@ class Served:
     def ask(self, **changes: Any) -> httpx.Response:
         return self.http.post("/v1/chat/completions", json={**question(), **changes})
 
-    def wait_for(self, true: Callable[[], bool]) -> None:
-        for _ in range(2000):
-            if true():
-                return
-            time.sleep(0.01)
-        pytest.fail("it never came true")
-
 
 @pytest.fixture
 def served() -> Iterator[Served]:
     served = Served(Held())
     served.thread.start()
-    served.wait_for(lambda: served.http.get("/health").status_code == 200)
+    eventually(lambda: served.http.get("/health").status_code == 200)
     yield served
     served.engine.go.release(100)
     served.server.should_exit = True
@@ -212,7 +205,7 @@ def test_an_engine_that_breaks_is_a_500_and_the_next_page_is_read(served: Served
 def test_one_runs_and_the_rest_wait(served: Served) -> None:
     with ThreadPoolExecutor(3) as clients:
         answers = [clients.submit(served.ask) for _ in range(3)]
-        served.wait_for(lambda: served.metric("vllm:num_requests_waiting") == 2)
+        eventually(lambda: served.metric("vllm:num_requests_waiting") == 2)
         assert served.metric("vllm:num_requests_running") == 1
         assert served.engine.reads == 1
         served.engine.go.release(3)
@@ -232,11 +225,11 @@ def hang_up_after_sending(served: Served) -> socket.socket:
 def test_a_client_that_hangs_up_in_the_queue_costs_no_work(served: Served) -> None:
     with ThreadPoolExecutor(1) as clients:
         first = clients.submit(served.ask)
-        served.wait_for(lambda: served.metric("vllm:num_requests_running") == 1)
+        eventually(lambda: served.metric("vllm:num_requests_running") == 1)
         gone = hang_up_after_sending(served)
-        served.wait_for(lambda: served.metric("vllm:num_requests_waiting") == 1)
+        eventually(lambda: served.metric("vllm:num_requests_waiting") == 1)
         gone.close()
-        served.wait_for(lambda: served.metric("vllm:num_requests_waiting") == 0)
+        eventually(lambda: served.metric("vllm:num_requests_waiting") == 0)
         served.engine.go.release(2)
         assert first.result().status_code == 200
     assert served.ask().status_code == 200
@@ -246,7 +239,7 @@ def test_a_client_that_hangs_up_in_the_queue_costs_no_work(served: Served) -> No
 
 def test_a_client_that_hangs_up_while_read_frees_the_engine_for_the_next(served: Served) -> None:
     gone = hang_up_after_sending(served)
-    served.wait_for(lambda: served.engine.reads == 1)
+    eventually(lambda: served.engine.reads == 1)
     gone.close()
     # Two rounds of the server's loop: the first sees the closed connection, the second tells.
     assert served.metric("vllm:num_requests_running") == 1
@@ -261,9 +254,9 @@ def test_a_draining_server_finishes_the_page_in_hand_and_turns_the_queue_away(
 ) -> None:
     with ThreadPoolExecutor(2) as clients:
         running = clients.submit(served.ask)
-        served.wait_for(lambda: served.engine.reads == 1)
+        eventually(lambda: served.engine.reads == 1)
         waiting = clients.submit(served.ask)
-        served.wait_for(lambda: served.metric("vllm:num_requests_waiting") == 1)
+        eventually(lambda: served.metric("vllm:num_requests_waiting") == 1)
         served.drain()
         assert waiting.result().status_code == 503
         assert served.http.get("/health").status_code == 503

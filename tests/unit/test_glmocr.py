@@ -18,6 +18,7 @@ from rag_service.states import GOOD, LayoutMode, PageState
 from tests.fakes import ocr_server as fake
 from tests.fakes.scans import HEIGHT, WIDTH
 from tests.parsing import Reader, region_mark
+from tests.waiting import eventually
 
 BUDGET = len(get_settings().retry.waits) + 1
 
@@ -324,8 +325,7 @@ def test_a_lost_lease_closes_every_request(reader):
     with pytest.raises(LeaseLost):
         reader.read(9)
     reader.server.default = fake.OK
-    while reader.server.alive():
-        pass
+    eventually(lambda: not reader.server.alive())
     assert {r.outcome for n in (1, 2) for r in reader.requests(n)} == {"disconnected"}
 
 

@@ -1,7 +1,6 @@
 """The parser `glmocr` by regions, and whole with regions where that fails."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from rag_service.layout.types import Box
 from rag_service.states import LayoutMode, PageState
 from tests.fakes import ocr_server as fake
 from tests.parsing import Reader, region_mark
+from tests.waiting import eventually
 
 TITLE = Box("doc_title", 0.9, (100, 50, 900, 90))
 TEXT = Box("text", 0.9, (100, 150, 900, 390))
@@ -204,6 +204,7 @@ def test_a_failing_region_gives_the_page_one_later_try_and_stops_its_other_reque
     answer(regions, TITLE, fake.NEVER)
     answer(regions, TEXT, fake.refusal(500))
     assert regions.read()[1].retry_in is not None
+    eventually(lambda: not regions.server.alive())
     assert asked(regions, TITLE)[0].outcome == "disconnected"
 
 
@@ -318,6 +319,5 @@ def test_a_cancelled_page_closes_all_its_requests(regions):
         await asyncio.gather(reading, return_exceptions=True)
 
     asyncio.run(cancel_when_asked())
-    while regions.server.alive():
-        time.sleep(0.01)
+    eventually(lambda: not regions.server.alive())
     assert {request.outcome for request in regions.server.requests} == {"disconnected"}

@@ -11,7 +11,8 @@ from benchmarks.simulated_batch import REPORT, SERIAL, Batch
 from rag_service.ocr.client import AnswerTimedOut
 from rag_service.ocr.controller import LEAST, MOST, Aim, Controller
 from rag_service.ocr.gauges import Gauges, parse_gauges
-from rag_service.ocr.limiter import Fixed, Limiter
+from rag_service.ocr.limiter import Fixed, Limiter, limiter_for
+from rag_service.settings import get_settings
 
 TIMEOUT = 120.0
 
@@ -187,6 +188,20 @@ def test_whatever_happens_the_limit_stays_within_its_bounds(seed, events):
 def test_half_a_share_of_the_server_is_half_of_what_is_found():
     whole, half = (Controller(Aim(share=share), start=8.0) for share in (1.0, 0.5))
     assert (whole.limit, half.limit) == (8.0, 4.0)
+
+
+@pytest.mark.parametrize(("enabled", "grows"), [(False, True), (True, False)])
+def test_nothing_is_added_while_the_memory_guard_finds_too_little(monkeypatch, enabled, grows):
+    monkeypatch.setattr("rag_service.ocr.limiter._limiters", {})
+    base = get_settings()
+    guard = base.memory_guard.model_copy(update={"enabled": enabled, "least_available_mib": 10**9})
+    ocr = base.ocr.model_copy(update={"base_url": "http://127.0.0.1:1", "pages_in_flight": "auto"})
+    chosen = base.model_copy(update={"ocr": ocr, "memory_guard": guard})
+    governor = limiter_for(chosen, start=4.0).governor
+    for second in range(120):
+        governor.answered(2.0, float(second))
+        governor.tick(4, None, float(second))
+    assert (governor.limit > 4.0) is grows
 
 
 VLLM = """# HELP vllm:num_requests_running Number of requests

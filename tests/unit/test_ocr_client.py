@@ -19,6 +19,7 @@ from rag_service.retry import TryAgain
 from rag_service.settings import get_settings, load_settings
 from tests.fakes import ocr_server as fake
 from tests.fakes.scans import Mark, new_number, picture
+from tests.waiting import eventually
 
 PROMPT = "Text Recognition:"
 
@@ -112,6 +113,7 @@ def test_a_time_out_closes_the_connection_before_anything_else_is_asked(server):
         read(server, read_timeout=0.2)
     server.default = fake.OK
     read(server)
+    eventually(lambda: not server.alive())
     assert server.requests[0].outcome == "disconnected"
     assert server.peak == 1
 

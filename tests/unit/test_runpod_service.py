@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from tests.fakes.loopback import Answer, Loopback, Request
 from tests.fakes.runpod_jobs import Job
 from tests.fakes.runpod_service import RunPodService, read_all
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -33,13 +33,6 @@ def body(**more: Any) -> dict[str, Any]:
     return {"input": {"request_key": "k", "pages": [1, 2]}, **more}
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def post(service: RunPodService, ask: Callable[..., httpx.Response], **more: Any) -> Job:
     return service.job(ask("POST", "/run", json=body(**more)).json()["id"])
 
@@ -49,7 +42,7 @@ def test_a_job_goes_from_the_queue_to_its_result(service: RunPodService, ask: An
     assert ask("GET", f"/status/{job.id}").json() == {"id": job.id, "status": "IN_QUEUE"}
     assert ask("GET", "/health").json()["jobs"]["inQueue"] == 1
     service.play(read_all)
-    until(lambda: job.final)
+    eventually(lambda: job.final)
     said = ask("GET", f"/status/{job.id}").json()
     assert [page["page"] for page in said["output"]["pages"]] == [1, 2]
     assert said["executionTime"] >= 0
@@ -68,11 +61,11 @@ def test_a_job_is_gone_after_its_ttl_and_after_its_retention(
     service: RunPodService, ask: Any
 ) -> None:
     queued = post(service, ask, policy={"ttl": 200})
-    until(lambda: ask("GET", f"/status/{queued.id}").status_code == 404)
+    eventually(lambda: ask("GET", f"/status/{queued.id}").status_code == 404)
     service.table.retention = 0.2
     service.play(read_all)
     done = post(service, ask)
-    until(lambda: ask("GET", f"/status/{done.id}").status_code == 404)
+    eventually(lambda: ask("GET", f"/status/{done.id}").status_code == 404)
     assert done.status == "COMPLETED"
 
 
@@ -123,6 +116,6 @@ def test_a_webhook_is_repeated_until_it_is_taken(service: RunPodService, ask: An
     with Loopback(answer) as caller:
         job = post(service, ask, webhook=f"{caller.url}/hook")
         service.table.finish(job.id, "FAILED", error="boom")
-        until(lambda: len(service.webhooks) == 3)
+        eventually(lambda: len(service.webhooks) == 3)
     assert heard == [job.view()] * 3
     assert [status for _, status in service.webhooks] == [500, 500, 200]

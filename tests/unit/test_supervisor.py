@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,19 +17,13 @@ from hypothesis import strategies as st
 from rag_service import supervisor
 from rag_service.errors import ServiceUnreachable
 from rag_service.supervisor import Program, Supervisor
+from tests.waiting import eventually
 
 SLEEP = "import time; time.sleep(600)"
 
 
 def program(name: str, code: str, **options: object) -> Program:
     return Program(name=name, argv=(sys.executable, "-c", code), env=dict(os.environ), **options)  # type: ignore[arg-type]
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:

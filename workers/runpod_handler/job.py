@@ -117,7 +117,7 @@ class JobRunner:
     async def _results(
         self, job: dict[str, Any], work: JobInput, claim: Claim
     ) -> tuple[Results, ServerRecord]:
-        limiter = limiter_for(self._settings.ocr, start=None)
+        limiter = limiter_for(self._settings, start=None)
         progress = Progress(len(work.pages), lambda: limiter.most_pages)
         every = self._settings.handler.progress_every
         async with told(progress, job, every) as note, gauges.recorded(self._settings.ocr) as rec:
