@@ -83,7 +83,7 @@ def make_engine(settings: Settings) -> Engine:
     # than its lease: maintenance passes by rows that somebody writes to.
     limits = {
         "lock_timeout": LOCK_SECONDS,
-        "idle_in_transaction_session_timeout": settings.lease.renew_every,
+        "idle_in_transaction_session_timeout": settings.lease.give_up_after,
     }
     options = [f"-c {name}={int(seconds * 1000)}ms" for name, seconds in limits.items()]
     engine = create_engine(

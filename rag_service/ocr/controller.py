@@ -21,6 +21,7 @@ from itertools import pairwise
 from rag_service.ocr.gauges import Gauges
 
 LEAST, MOST = 0.1, 1024
+_EXACT = 1e-9
 # A window is this many times an answer's time, and of one of few lengths, the same for all.
 _ANSWERS, _ANSWERS_BLIND = 2.0, 3.0
 _SHORTEST, _LONGER = 8.0, 1.5
@@ -83,7 +84,8 @@ class Aim:
 @dataclass(frozen=True, slots=True)
 class _Sample:
     at: float
-    in_flight: int
+    # Request-seconds that were open up to now.
+    used: float
     gauges: Gauges | None
     rate: float | None
 
@@ -111,7 +113,15 @@ class _Trial:
     by_tokens: float | None
     # The share of looks that found the server with nothing to do.
     idle: float = 0.0
+    running: float | None = None
     waiting: float | None = None
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether as many wait in the server as ever need to."""
+        if self.running is None or self.waiting is None:
+            return False
+        return self.waiting > _enough_waiting(self.running)
 
 
 class _Signal(StrEnum):
@@ -141,7 +151,11 @@ class Controller:
         self._limit = self._base
         self._answer_seconds: float | None = None
         self._least_seconds = math.inf
+        self._open = 0
         self._last_end = -math.inf
+        self._used = self._owed = 0.0
+        self._accounted_at: float | None = None
+        self._moved_at = -math.inf
         self._latencies: deque[tuple[float, float]] = deque(maxlen=500)
         self._samples: deque[_Sample] = deque(maxlen=4096)
         self._counted: tuple[float, float] | None = None
@@ -158,20 +172,25 @@ class Controller:
 
     @property
     def limit(self) -> float:
-        """Requests to keep open now; below one: that share of the time, one."""
+        """Requests to keep open now, as a mean over time: 1.5 is one and two by turns."""
         on_trial = self._limit != self._base
         return self._limit if on_trial else max(LEAST, self._base * self._aim.share)
 
-    def may_send(self, in_flight: int, now: float) -> bool:
-        """Whether one more request may go out."""
-        limit = self.limit
-        if limit >= 1:
-            return in_flight < math.floor(limit + 1e-9)
-        return in_flight == 0 and now >= self.next_start()
+    def admits(self, in_flight: int, now: float) -> bool:
+        """Whether one more request goes out now; asked whenever that may have changed."""
+        self._account(in_flight, now)
+        whole = math.floor(self.limit + _EXACT)
+        admitted = in_flight < whole or (in_flight == whole and self._admits_part(now))
+        self._open += admitted
+        return admitted
 
-    def next_start(self) -> float:
-        """When the next request may go out where the limit is below one."""
-        return self._last_end + (self._answer_seconds or 0.0) * (1 / min(self.limit, 1.0) - 1)
+    def _admits_part(self, now: float) -> bool:
+        """Whether it is the turn of the place that is there only a part of the time."""
+        part = self.limit % 1
+        if self.limit >= 1:
+            return _EXACT < part < 1 - _EXACT and self._owed >= 0
+        # One after the other, with a rest after each: of two in a row the second would wait.
+        return now >= self._last_end + (self._answer_seconds or 0.0) * (1 / self.limit - 1)
 
     def answered(self, seconds: float, now: float) -> None:
         """A request took so long. Near the client's time-out less is sent at once."""
@@ -179,7 +198,8 @@ class Controller:
         self._latencies.append((now, seconds))
         known = self._answer_seconds
         self._answer_seconds = seconds if known is None else 0.85 * known + 0.15 * seconds
-        if not self._is_safe(1.0) and now >= self._no_cut_before:
+        late = seconds > _SAFE_SHARE * self._aim.timeout
+        if late and not self._is_safe(1.0) and now >= self._no_cut_before:
             self._cut(0.7, now + 0.6 * self._answer_seconds)
 
     def timed_out(self, now: float) -> None:
@@ -189,7 +209,8 @@ class Controller:
 
     def tick(self, in_flight: int, gauges: Gauges | None, now: float) -> None:
         """About once a second: what is open, and what the server says of itself."""
-        self._samples.append(_Sample(now, in_flight, gauges, self._rate(gauges, now)))
+        self._account(in_flight, now)
+        self._samples.append(_Sample(now, self._used, gauges, self._rate(gauges, now)))
         self._gauged = gauges is not None
         self._shed_waiting(now)
         if self._window is None:
@@ -201,6 +222,16 @@ class Controller:
     @property
     def _steps(self) -> Steps:
         return GAUGED if self._gauged else BLIND
+
+    def _account(self, in_flight: int, now: float) -> None:
+        """What was open since the last time; what is owed of a limit that is no whole number."""
+        passed = 0.0 if self._accounted_at is None else max(0.0, now - self._accounted_at)
+        most = self._answer_seconds or 0.0
+        owed = self._owed + (self.limit - self._open) * passed
+        # Time without enough to send must not be made up for by many at once.
+        self._owed = min(most, owed)
+        self._used += self._open * passed
+        self._accounted_at, self._open = now, in_flight
 
     def _rate(self, gauges: Gauges | None, now: float) -> float | None:
         """The server's tokens a second since the last look."""
@@ -230,6 +261,7 @@ class Controller:
     def _move_to(self, base: float) -> None:
         self._base = min(MOST, max(LEAST, base))
         self._limit = self._base
+        self._moved_at = self._accounted_at or -math.inf
 
     def _shed_waiting(self, now: float) -> None:
         """More than a few wait in the server: send so much less that these few remain."""
@@ -237,7 +269,7 @@ class Controller:
         if len(last) < _WAITING_SAMPLES or now < self._no_cut_before:
             return
         running, waiting = _mean(g.running for g in last), _mean(g.waiting for g in last)
-        allowed = max(_WAITING_LEAST, _WAITING_SHARE * running)
+        allowed = _enough_waiting(running)
         if waiting <= 2 * allowed:
             return
         drained_in = _PATIENCE * (self._answer_seconds or _SHORTEST)
@@ -267,10 +299,10 @@ class Controller:
         """The window's throughput; None where it was not ours to use up, or nothing was seen."""
         since = window.began + _SETTLING * (now - window.began)
         samples = [s for s in self._samples if s.at > since]
-        if not samples or self._limit != window.limit:
+        if len(samples) < 2 or self._limit != window.limit:
             return None
-        in_flight = _mean(s.in_flight for s in samples)
-        if in_flight < 0.7 * min(self.limit, math.floor(self.limit) or 1.0) * self._busy_share():
+        in_flight = _in_flight(samples)
+        if in_flight < 0.7 * self.limit * self._busy_share():
             return None
         times, tokens = self._by_times(in_flight, since), self._by_tokens(samples)
         if times is None and tokens is None:
@@ -278,8 +310,9 @@ class Controller:
         seen = [s.gauges for s in samples if s.gauges]
         if not seen:
             return _Trial(now, window.limit, times, tokens)
-        idle, waiting = _mean(g.running == 0 for g in seen), _mean(g.waiting for g in seen)
-        return _Trial(now, window.limit, times, tokens, idle, waiting)
+        idle = _mean(g.running == 0 for g in seen)
+        running, waiting = _mean(g.running for g in seen), _mean(g.waiting for g in seen)
+        return _Trial(now, window.limit, times, tokens, idle, running, waiting)
 
     def _busy_share(self) -> float:
         """Below one the limit itself is the share of time that something is open."""
@@ -300,16 +333,27 @@ class Controller:
 
     def _double(self, measured: _Trial) -> None:
         """Twice as many for as long as that brings at least half as much more."""
+        if not self._knows_the_limit():
+            return
         before, self._doubled_from = self._doubled_from, measured
         if before is not None and measured.limit > before.limit:
             gain = _gain(before, measured)
             if gain is not None and gain < 0.5:
                 self._settle(measured.limit if gain > 0.15 else before.limit * 1.2)
                 return
-        if self._is_safe(2.0) and self._may_grow():
+        if not measured.is_crowded and self._may_add(2.0):
             self._move_to(2 * self._base)
         else:
             self._settle(self._base)
+
+    def _knows_the_limit(self) -> bool:
+        """Whether a request was answered that was sent at this limit, and not the first of all.
+
+        The first in a server's queue does not know of those behind it.
+        """
+        at, seconds = self._latencies[-1] if self._latencies else (-math.inf, 0.0)
+        seen_queue = self._gauged or len(self._latencies) > 1
+        return seen_queue and at - seconds >= self._moved_at
 
     def _judge(self, measured: _Trial, window: _Window) -> None:
         """Keep what a trial brought where it was worth it."""
@@ -345,8 +389,8 @@ class Controller:
         known = self._answer_seconds
         return known is not None and known > _QUEUED * self._least_seconds
 
-    def _may_add(self) -> bool:
-        return self._is_safe(1.15) and self._may_grow()
+    def _may_add(self, factor: float = 1.15) -> bool:
+        return self._is_safe(factor) and self._may_grow()
 
     def _signal(self) -> _Signal:
         """The one that wavers less; the times of our own answers while that is not known."""
@@ -402,21 +446,14 @@ class Controller:
             return
         place = int(now / window.length) % _WINDOWS_IN_CYCLE
         if place == _LESS_AT and not self._is_lean(measured):
-            self._limit = max(LEAST, self._step(self._steps.less, -1))
-        elif place == _MORE_AT and self._is_safe(self._steps.more) and self._may_grow():
-            self._limit = min(MOST, self._step(self._steps.more, 1))
+            self._limit = max(LEAST, self._base * self._steps.less)
+        elif place == _MORE_AT and not measured.is_crowded and self._may_add(self._steps.more):
+            self._limit = min(MOST, self._base * self._steps.more)
 
     def _is_lean(self, measured: _Trial) -> bool:
         """Of a server that works on few at once: hardly any wait, so with less it would idle."""
         few = self._base < 1 and measured.waiting is not None
         return few and (measured.waiting or 0.0) < _LEAN_WAITING
-
-    def _step(self, factor: float, whole: int) -> float:
-        """By the factor, and above one by one request at least."""
-        tried = self._base * factor
-        if self._base > 1 and math.floor(tried) == math.floor(self._base):
-            return max(0.5, math.floor(self._base) + whole)
-        return tried
 
 
 def _gain(before: _Trial, after: _Trial) -> float | None:
@@ -426,6 +463,16 @@ def _gain(before: _Trial, after: _Trial) -> float | None:
         if old and new:
             return (new / old - 1) / (after.limit / before.limit - 1)
     return None
+
+
+def _enough_waiting(running: float) -> float:
+    return max(_WAITING_LEAST, _WAITING_SHARE * running)
+
+
+def _in_flight(samples: list[_Sample]) -> float:
+    """The mean that was open between the first and the last."""
+    first, last = samples[0], samples[-1]
+    return (last.used - first.used) / (last.at - first.at)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -50,8 +50,8 @@ class Governor(Protocol):
         """What was found to be right; None while that is not known."""
         ...
 
-    def may_send(self, in_flight: int, now: float) -> bool:
-        """Whether one more may go out now."""
+    def admits(self, in_flight: int, now: float) -> bool:
+        """Whether one more goes out now; asked whenever that may have changed."""
         ...
 
     def answered(self, seconds: float, now: float) -> None:
@@ -75,7 +75,7 @@ class Fixed:
     def __init__(self, limit: int) -> None:
         self.limit = float(limit)
 
-    def may_send(self, in_flight: int, now: float) -> bool:  # noqa: ARG002
+    def admits(self, in_flight: int, now: float) -> bool:  # noqa: ARG002
         return in_flight < self.limit
 
     def answered(self, seconds: float, now: float) -> None: ...
@@ -99,7 +99,7 @@ class Limiter:
         self.governor = governor
         self._now = now
         self._beat = beat
-        self._requests = _Line(lambda open_: governor.may_send(open_, now()))
+        self._requests = _Line(lambda open_: governor.admits(open_, now()))
         self._pages = _Line(lambda open_: open_ < self.most_pages)
 
     @property

@@ -94,12 +94,12 @@ def test_a_time_out_halves_what_is_sent():
 
 
 class Fleet:
-    """Eight searches without a word between them in front of one simulated server."""
+    """Searches without a word between them in front of one simulated server."""
 
-    def __init__(self, rates, *, gauged, start=None):
+    def __init__(self, rates, *, gauged, processes=8):
         self.batch = Batch(rates, seed=1)
         self.gauged = gauged
-        self.searches = [Controller(Aim(timeout=TIMEOUT), start=start) for _ in range(8)]
+        self.searches = [Controller(Aim(timeout=TIMEOUT)) for _ in range(processes)]
         self.open = [{} for _ in self.searches]
         self.late = self.keys = 0
         self.longest = 0.0
@@ -120,7 +120,7 @@ class Fleet:
     def _send(self):
         now = self.batch.now
         for search, requests in zip(self.searches, self.open, strict=True):
-            while search.may_send(len(requests), now):
+            while search.admits(len(requests), now):
                 self.keys += 1
                 requests[self.keys] = now
                 self.batch.arrive(self.keys)
@@ -144,22 +144,40 @@ class Fleet:
         return sum(map(len, self.open))
 
 
+@pytest.mark.parametrize("processes", [1, 3, 8, 16])
 @pytest.mark.parametrize("gauged", [True, False])
-def test_a_batching_server_is_filled_and_not_flooded(gauged):
+def test_a_batching_server_is_filled_and_not_flooded(gauged, processes):
     """The report's: full from about ten in flight on; 64 would only make answers late."""
-    fleet = Fleet(REPORT, gauged=gauged)
+    fleet = Fleet(REPORT, gauged=gauged, processes=processes)
     fleet.run(150)
     assert fleet.run(900) >= 0.92 * 0.57 * 900
     assert 8 <= fleet.in_flight <= 48
+    assert fleet.longest < TIMEOUT
 
 
+@pytest.mark.parametrize("processes", [1, 2, 5, 6, 7, 8])
 @pytest.mark.parametrize("gauged", [True, False])
-def test_a_server_that_reads_one_at_a_time_is_never_brought_near_the_time_out(gauged):
-    fleet = Fleet(SERIAL, gauged=gauged)
+def test_a_server_that_reads_one_at_a_time_is_never_brought_near_the_time_out(gauged, processes):
+    fleet = Fleet(SERIAL, gauged=gauged, processes=processes)
     pages = fleet.run(1500)
     assert fleet.longest < TIMEOUT
     assert pages >= 0.85 * 1500 / 11.5
     assert fleet.in_flight <= 8
+
+
+@pytest.mark.parametrize("limit", [0.25, 0.6, 1.3, 2.5, 7.9])
+def test_a_limit_between_whole_numbers_is_kept_as_a_mean(limit):
+    chance, now, used, ends = random.Random(1), 0.0, 0.0, []
+    controller = Controller(Aim(share=limit / 64), start=64.0)
+    while now < 20_000:
+        while controller.admits(len(ends), now):
+            ends.append((now + (seconds := chance.uniform(5, 15)), seconds))
+            ends.sort()
+        later = min([now + 1.0, *(end for end, _ in ends)])
+        used, now = used + len(ends) * (later - now), later
+        while ends and ends[0][0] <= now:
+            controller.answered(ends.pop(0)[1], now)
+    assert used / now == pytest.approx(limit, rel=0.06)
 
 
 @settings(max_examples=30, deadline=None)
