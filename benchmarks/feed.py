@@ -19,28 +19,39 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.corpus import MANIFEST, default_folder, read_manifest
 from benchmarks.peers import sdk
-from benchmarks.peers.boxes import NOT_READ, ORDINARY_PAGE, WHOLE_PAGE
-from benchmarks.peers.instant import MODEL, InstantServer
+from benchmarks.peers.boxes import ORDINARY_PAGE, WHOLE_PAGE
+from benchmarks.peers.clients import (
+    OLMOCR_VERSION,
+    OURS,
+    Client,
+    Olmocr,
+    Ours,
+    Peers,
+    Run,
+    Scans,
+    Sdk,
+    add_arguments,
+    copy,
+)
+from benchmarks.peers.instant import InstantServer
 from benchmarks.peers.trees import cpu_seconds, memory_mib
 from benchmarks.stack import RESULTS, Stack, running_stack
 from rag_service.layout.types import Box
-from rag_service.states import LayoutMode, Stage
+from rag_service.states import LayoutMode
 
 ROUNDS = 3
 # As many as the OCR worker has forks; olmocr takes one page after the other from however many.
@@ -51,23 +62,12 @@ ROUND_SECONDS = 300.0
 POLL_SECONDS = 0.01
 # Looking at memory costs CPU, which the clients would miss.
 MEMORY_SECONDS = 2.0
-OLMOCR_VERSION = "0.4.27"
-OLMOCR_INSTALL = f"python3 -m venv olmocr && olmocr/bin/pip install olmocr=={OLMOCR_VERSION}"
 EQUAL_DPI = 200
 # Letter at that resolution; olmocr is told the long side of its pictures.
 EQUAL_LONG_SIDE = 11 * EQUAL_DPI
-OURS, SERVICE, OLMOCR = "ours", "ours, whole service", "olmocr"
 SDK, SDK_PLAIN = "glmocr SDK", "glmocr SDK, no drawing"
 SHIPPED = "as shipped"
 MOST_CPU, LEAST_SPEED = 0.5, 3.0
-
-
-@dataclass(frozen=True)
-class Scans:
-    """Documents of equal pages."""
-
-    files: list[Path]
-    pages: int
 
 
 @dataclass(frozen=True)
@@ -81,36 +81,11 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A client at work: what it is counted by, how many requests will come, how to let it go."""
+class Entry:
+    """A client and the documents that it gets."""
 
-    trees: Mapping[str, Sequence[int]]
-    requests: int
-    let_go: Callable[[], None]
-
-
-class Client(Protocol):
-    """Something that feeds the server."""
-
-    documents: int
-
-    def __call__(self, scans: Scans) -> AbstractContextManager[Run]:
-        """The client started and held back, over these documents."""
-        ...
-
-
-@dataclass(frozen=True)
-class Peers:
-    """The Pythons of the others' environments; None where one is absent."""
-
-    sdk: Path | None
-    olmocr: Path | None
-
-    @property
-    def missing(self) -> str:
-        """How to have what is absent."""
-        installs = ((self.sdk, sdk.INSTALL), (self.olmocr, OLMOCR_INSTALL))
-        return "; ".join(install for python, install in installs if python is None)
+    client: Client
+    documents: int = DOCUMENTS
 
 
 @dataclass(frozen=True)
@@ -119,7 +94,7 @@ class Row:
 
     name: str
     source: Path
-    clients: Sequence[Client]
+    entries: Sequence[Entry]
 
 
 def gather(corpus: Path, target: Path, *, colour: bool) -> int:
@@ -143,126 +118,35 @@ def gather(corpus: Path, target: Path, *, colour: bool) -> int:
 
 @contextmanager
 def copies(source: Path, count: int) -> Iterator[Scans]:
-    """The document so many times. A comment after the end makes each copy's bytes its own."""
+    """The document so many times."""
     from rag_service.pdf.mupdf import pymupdf
 
     with pymupdf.open(source) as document:
         pages = document.page_count
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
-        files = [Path(folder) / f"scan-{number}.pdf" for number in range(count)]
-        for file in files:
-            shutil.copyfile(source, file)
-            with file.open("ab") as end:
-                end.write(f"\n% {file}\n".encode())
+        files = [copy(source, Path(folder) / f"scan-{number}.pdf") for number in range(count)]
         yield Scans(files, pages * count)
 
 
-class Ours:
-    """The running service; its OCR worker is held back until all documents wait for it."""
+class HeldBack:
+    """A process that waits at its first question to the server until it is let go."""
 
-    documents = DOCUMENTS
-
-    def __init__(
-        self,
-        stack: Stack,
-        server: InstantServer,
-        layout: LayoutMode,
-        *,
-        dpi: int | None = None,
-        boxes: Sequence[Box] = WHOLE_PAGE,
-    ) -> None:
-        self._stack = stack
+    def __init__(self, client: Client, server: InstantServer) -> None:
+        self._client = client
         self._server = server
-        options = stack.options(ocr="force", priority="bulk")
-        run = replace(options.run, layout=layout, dpi=dpi or options.run.dpi)
-        self._options = replace(options, run=run)
-        self._regions = read_regions(boxes)
-
-    @contextmanager
-    def __call__(self, scans: Scans) -> Iterator[Run]:
-        pids = {program.name: program.pid for program in self._stack.programs() if program.pid}
-        trees = {OURS: [pids[Stage.OCR]], SERVICE: list(pids.values())}
-        with ExitStack() as held:
-            held.enter_context(self._stack.held_back(Stage.OCR))
-            ids = [self._stack.take_in(file, self._options) for file in scans.files]
-            for document_id in ids:
-                self._await_ocr(document_id)
-            self._server.forget()
-            yield Run(trees, scans.pages * self._regions, held.close)
-        self._stack.wait(ids, ROUND_SECONDS)
-
-    def _await_ocr(self, document_id: str) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while self._stack.view(document_id).status is not Stage.OCR.waiting:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{document_id} is not ready to be read.")
-            time.sleep(POLL_SECONDS)
-
-
-class Sdk:
-    """The SDK as a library, all documents in one call."""
-
-    documents = DOCUMENTS
-
-    def __init__(
-        self, name: str, python: Path, server: InstantServer, boxes: Sequence[Box], *, draws: bool
-    ) -> None:
-        self._name = name
-        self._python = python
-        self._server = server
-        self._boxes = boxes
-        self._draws = draws
 
     @contextmanager
     def __call__(self, scans: Scans) -> Iterator[Run]:
         self._server.arm()
-        job = sdk.SdkJob(self._server.port, scans.files, [self._boxes], draws=self._draws)
-        with sdk.started(self._python, job) as pid:
+        with self._client(scans) as run:
             self._server.await_client(START_SECONDS)
-            requests = scans.pages * read_regions(self._boxes)
-            yield Run({self._name: [pid]}, requests, self._server.open)
+            yield replace(run, let_go=self._server.open)
 
 
-class Olmocr:
-    """olmocr's command line against a server that is not its own."""
-
-    documents = OLMOCR_DOCUMENTS
-
-    def __init__(self, python: Path, server: InstantServer, *options: str) -> None:
-        self._python = python
-        self._server = server
-        self._options = options
-
-    @contextmanager
-    def __call__(self, scans: Scans) -> Iterator[Run]:
-        self._server.arm()
-        with (
-            tempfile.TemporaryDirectory() as workspace,
-            open(Path(workspace) / "log", "w") as log,
-            subprocess.Popen(
-                [
-                    str(self._python.absolute()), "-m", "olmocr.pipeline", workspace,
-                    "--server", f"{self._server.url}/v1", "--model", MODEL, *self._options,
-                    "--pdfs", *map(str, scans.files),
-                ],
-                stdout=log, stderr=log, cwd=workspace,
-            ) as process,
-        ):  # fmt: skip
-            try:
-                self._server.await_client(START_SECONDS)
-                yield Run({OLMOCR: [process.pid]}, scans.pages, self._server.open)
-            finally:
-                process.kill()
-
-
-def read_regions(boxes: Sequence[Box]) -> int:
-    """Requests a page by its regions."""
-    return sum(box.label not in NOT_READ for box in boxes)
-
-
-def measure(server: InstantServer, client: Client, source: Path) -> dict[str, Round]:
+def measure(server: InstantServer, entry: Entry, source: Path) -> dict[str, Round]:
     """One round of one client, by each of the names it is counted under."""
-    with copies(source, client.documents) as scans, client(scans) as run:
+    with copies(source, entry.documents) as scans, entry.client(scans) as run:
+        server.forget()
         before = {name: cpu_seconds(pids) for name, pids in run.trees.items()}
         started = time.monotonic()
         run.let_go()
@@ -303,8 +187,8 @@ def measure_row(server: InstantServer, row: Row) -> dict[str, list[Round]]:
     """All rounds of all clients, round by round, so that a slow moment hits all of them."""
     found: dict[str, list[Round]] = {}
     for _ in range(ROUNDS):
-        for client in row.clients:
-            for name, one in measure(server, client, row.source).items():
+        for entry in row.entries:
+            for name, one in measure(server, entry, row.source).items():
                 found.setdefault(name, []).append(one)
     return found
 
@@ -329,35 +213,45 @@ def show(row: Row, found: Mapping[str, Sequence[Round]]) -> None:
         )
 
 
+def sdk_entry(
+    name: str, python: Path, server: InstantServer, boxes: Sequence[Box], *, draws: bool
+) -> Entry:
+    return Entry(HeldBack(Sdk(name, python, server.port, boxes, draws=draws), server))
+
+
+def olmocr_entry(python: Path, server: InstantServer, *options: str) -> Entry:
+    return Entry(HeldBack(Olmocr(python, server.url, *options), server), OLMOCR_DOCUMENTS)
+
+
 def shipped(stack: Stack, server: InstantServer, peers: Peers, folder: Path) -> Row:
     """Everyone as it comes out of the box."""
-    clients: list[Client] = [Ours(stack, server, stack.settings.ocr.layout)]
+    entries = [Entry(Ours(stack, stack.settings.ocr.layout))]
     if peers.sdk:
-        clients.append(Sdk(SDK, peers.sdk, server, ORDINARY_PAGE, draws=True))
-        clients.append(Sdk(SDK_PLAIN, peers.sdk, server, ORDINARY_PAGE, draws=False))
+        entries.append(sdk_entry(SDK, peers.sdk, server, ORDINARY_PAGE, draws=True))
+        entries.append(sdk_entry(SDK_PLAIN, peers.sdk, server, ORDINARY_PAGE, draws=False))
     if peers.olmocr:
-        clients.append(Olmocr(peers.olmocr, server))
-    return Row(SHIPPED, folder / "scans.pdf", clients)
+        entries.append(olmocr_entry(peers.olmocr, server))
+    return Row(SHIPPED, folder / "scans.pdf", entries)
 
 
 def whole_pages(stack: Stack, server: InstantServer, peers: Peers, folder: Path) -> Row:
     """All at one resolution, in colour; olmocr has no JPEG."""
-    clients: list[Client] = [Ours(stack, server, LayoutMode.PAGE, dpi=EQUAL_DPI)]
+    entries = [Entry(Ours(stack, LayoutMode.PAGE, dpi=EQUAL_DPI))]
     if peers.sdk:
-        clients.append(Sdk(SDK_PLAIN, peers.sdk, server, WHOLE_PAGE, draws=False))
+        entries.append(sdk_entry(SDK_PLAIN, peers.sdk, server, WHOLE_PAGE, draws=False))
     if peers.olmocr:
         long_side = ("--target_longest_image_dim", str(EQUAL_LONG_SIDE))
-        clients.append(Olmocr(peers.olmocr, server, *long_side))
-    return Row(f"whole pages at {EQUAL_DPI} DPI in colour", folder / "colour.pdf", clients)
+        entries.append(olmocr_entry(peers.olmocr, server, *long_side))
+    return Row(f"whole pages at {EQUAL_DPI} DPI in colour", folder / "colour.pdf", entries)
 
 
 def regions(stack: Stack, server: InstantServer, peers: Peers, folder: Path) -> Row:
     """The same regions of the same pages; the others have none."""
-    ours = Ours(stack, server, LayoutMode.REGIONS, dpi=EQUAL_DPI, boxes=ORDINARY_PAGE)
-    clients: list[Client] = [ours]
+    ours = Ours(stack, LayoutMode.REGIONS, dpi=EQUAL_DPI, boxes=ORDINARY_PAGE)
+    entries = [Entry(ours)]
     if peers.sdk:
-        clients.append(Sdk(SDK_PLAIN, peers.sdk, server, ORDINARY_PAGE, draws=False))
-    return Row(f"regions at {EQUAL_DPI} DPI in colour", folder / "colour.pdf", clients)
+        entries.append(sdk_entry(SDK_PLAIN, peers.sdk, server, ORDINARY_PAGE, draws=False))
+    return Row(f"regions at {EQUAL_DPI} DPI in colour", folder / "colour.pdf", entries)
 
 
 # Rows that share a running service, and whether that gets the boxes of its pages given too.
@@ -441,9 +335,7 @@ def _as_json(found: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("corpus", nargs="?", type=Path, default=default_folder())
-    sdk.add_argument(parser)
-    olmocr = os.environ.get("RAG_OLMOCR_PYTHON") or None
-    parser.add_argument("--olmocr-python", type=Path, default=olmocr, help=OLMOCR_INSTALL)
+    add_arguments(parser)
     given = parser.parse_args()
     if not (given.corpus / MANIFEST).exists():
         sys.exit(f"{given.corpus}: name the corpus folder or set RAG_CORPUS.")

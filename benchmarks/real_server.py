@@ -17,7 +17,6 @@ import json
 import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,16 +26,15 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import httpx
-import psutil
 
 from benchmarks import plot
-from benchmarks.stack import RESULTS, Stack, running_stack
+from benchmarks.peers.trees import memory_mib
+from benchmarks.stack import OCR, RESULTS, Stack, running_stack
 from rag_service.knowledgebase import occupancy
 from rag_service.knowledgebase.gauges import read_gauges as read_counts
 from rag_service.ocr.gauges import Gauges, read_gauges
 from rag_service.states import PageState
 
-MIB = 1 << 20
 LOOK_SECONDS = 1.0
 PREPARE_SECONDS = 300.0
 WORDS = [
@@ -99,13 +97,16 @@ def draw(target: Path, pages: int, dpi: int, seed: int) -> Path:
     return target
 
 
-def draw_all(folder: Path, documents: int, pages: int, dpi: int) -> list[Path]:
-    """So many scans; what is there already stays."""
+def draw_all(folder: Path, sizes: Sequence[int], dpi: int) -> list[Path]:
+    """A scan of so many pages each; what is there already stays."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{dpi}-{pages}-{number}.pdf" for number in range(documents)]
-    missing = [(number, path) for number, path in enumerate(paths) if not path.is_file()]
+    paths = [folder / f"{dpi}-{pages}-{number}.pdf" for number, pages in enumerate(sizes)]
     with ProcessPoolExecutor() as pool:
-        jobs = [pool.submit(draw, path, pages, dpi, number) for number, path in missing]
+        jobs = [
+            pool.submit(draw, path, pages, dpi, number)
+            for number, (path, pages) in enumerate(zip(paths, sizes, strict=True))
+            if not path.is_file()
+        ]
         for job in jobs:
             job.result()
     return paths
@@ -162,7 +163,7 @@ def watch(stack: Stack, url: str, total: int, seconds: float) -> list[Look]:
                 Look(
                     round(now, 2), total - left, occupancy.in_flight(url),
                     gauges.running if gauges else None, gauges.waiting if gauges else None,
-                    round(_worker_mib(stack), 1),
+                    round(memory_mib(stack.trees())[OCR], 1),
                 )
             )  # fmt: skip
             if left == 0:
@@ -177,20 +178,6 @@ def _gauges(http: httpx.Client) -> Gauges | None:
             return await read_gauges(client)
 
     return asyncio.run(ask())
-
-
-def _worker_mib(stack: Stack) -> float:
-    """The ocr worker's tree, shared pages counted once."""
-    total = 0
-    for program in stack.programs():
-        if program.name == "ocr" and program.pid:
-            root = psutil.Process(program.pid)
-            for process in (root, *root.children(recursive=True)):
-                try:
-                    total += process.memory_full_info().pss
-                except psutil.Error:
-                    continue
-    return total / MIB
 
 
 def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Namespace) -> Outcome:
@@ -258,8 +245,8 @@ def keep(name: str, outcomes: Sequence[Outcome], folder: Path, about: Mapping[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url")
-    parser.add_argument("--name", required=True)
+    parser.add_argument("url", nargs="?")
+    parser.add_argument("--name", default="server")
     parser.add_argument("--settings", nargs="+", default=["auto"])
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--warm-up", type=float, default=60.0)
@@ -273,7 +260,10 @@ def main() -> None:
     parser.add_argument("--scans", type=Path, default=Path("/tmp/rag-bench-scans"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    scans = draw_all(options.scans, options.documents, options.pages, options.dpi)
+    if options.url is None:
+        print("Give the URL of a real OCR server; this measures nothing without one.")
+        return
+    scans = draw_all(options.scans, [options.pages] * options.documents, options.dpi)
     about = {
         "server": options.name, "forks": options.forks, "dpi": options.dpi,
         "layout": options.layout, "answer_tokens": options.max_tokens,
@@ -286,4 +276,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

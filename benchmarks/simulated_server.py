@@ -3,8 +3,8 @@
     python -m benchmarks.simulated_server report --gauges vllm --scale 60 --port 5002
 
 `--scale` makes its time run so many times faster; a client under test must have its clock scaled
-by the same factor. Used by occupancy.py and by whoever wants to see a client in front of the
-report's server.
+by the same factor. At /times it says when requests for pages came and were answered. Used by
+occupancy.py, simulated_peers.py and whoever wants to see a client in front of the report's server.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import json
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from benchmarks.peers.instant import MODEL, SMALLEST_PICTURE, TEXT
 from benchmarks.simulated_batch import SERVERS, Batch, Rates
 
-MODEL = "glm-ocr"
 _JSON, _TEXT = "application/json", "text/plain; version=0.0.4"
-_WORDS = "What the page says, line after line. "
 
 
 class GaugeNames(StrEnum):
@@ -36,10 +35,10 @@ class GaugeNames(StrEnum):
 
 @dataclass
 class Counts:
-    """Requests that came, were answered, and whose clients left before."""
+    """When page requests came and were answered, and how many clients left before."""
 
-    requests: int = 0
-    answered: int = 0
+    came: list[float] = field(default_factory=list)
+    answered: list[float] = field(default_factory=list)
     left: int = 0
 
 
@@ -84,7 +83,7 @@ class SimulatedServer:
         """A page request; `answer` is called when it is done."""
         self._catch_up()
         self._next_key += 1
-        self.counts.requests += 1
+        self.counts.came.append(self.now())
         self._answers[self._next_key] = answer
         self.batch.arrive(self._next_key)
         self._set_timer()
@@ -130,7 +129,7 @@ class SimulatedServer:
         for key in self.batch.advance(max(self.now(), self.batch.now)):
             answer = self._answers.pop(int(str(key)), None)
             if answer is not None:
-                self.counts.answered += 1
+                self.counts.answered.append(self.now())
                 answer()
 
     def _set_timer(self) -> None:
@@ -154,6 +153,7 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._head = bytearray()
         self._missing: int | None = None
+        self._size = 0
         self._path = ""
         self._key: int | None = None
 
@@ -182,19 +182,24 @@ class _Connection(asyncio.Protocol):
         self._head.clear()
         lines = head.decode("latin-1").lower().split("\r\n")
         lengths = [line[15:] for line in lines if line.startswith("content-length:")]
-        self._missing = (int(lengths[0]) if lengths else 0) - len(body)
+        self._size = int(lengths[0]) if lengths else 0
+        self._missing = self._size - len(body)
         self._path = lines[0].split(" ")[1]
         if any(line.startswith("expect:") for line in lines):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _answer(self) -> None:
         if self._path == "/v1/chat/completions":
-            self._key = self._server.arrive(self._complete)
+            if self._size < SMALLEST_PICTURE:
+                self._complete()
+            else:
+                self._key = self._server.arrive(self._complete)
             return
-        known = {
+        known: dict[str, Callable[[], dict[str, Any] | None]] = {
             "/health": lambda: {},
             "/v1/models": lambda: {"data": [{"id": MODEL, "max_model_len": 32768}]},
             "/server_info": self._server.server_info,
+            "/times": lambda: asdict(self._server.counts),
         }
         if self._path == "/metrics" and (text := self._server.metrics()) is not None:
             self._send(200, text, _TEXT)
@@ -217,7 +222,7 @@ class _Connection(asyncio.Protocol):
 def _completion(rates: Rates) -> dict[str, Any]:
     choice = {
         "index": 0,
-        "message": {"role": "assistant", "content": _WORDS},
+        "message": {"role": "assistant", "content": TEXT},
         "finish_reason": "stop",
     }
     usage = {

@@ -23,11 +23,12 @@ from rag_service.knowledgebase import catalogue, schema
 from rag_service.knowledgebase.views import DocumentView, PageView
 from rag_service.settings import Settings, get_settings
 from rag_service.spool import Spool
-from rag_service.states import TERMINAL
+from rag_service.states import TERMINAL, Stage
 from rag_service.storage import DocumentStore
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+OCR, SERVICE = Stage.OCR.value, "whole service"
 _DRAIN_SECONDS = 5.0
 _POSTGRES_SECONDS = 60.0
 _POLL_SECONDS = 0.5
@@ -53,6 +54,12 @@ class Stack:
     def programs(self) -> list[ProgramStatus]:
         """Every program, the servers included, with its restarts."""
         return self._servers.supervisor.status()
+
+    def trees(self) -> dict[str, list[int]]:
+        """Roots of the ocr worker's processes and of everybody's, for benchmarks/peers/trees.py."""
+        running = [(program.name, program.pid) for program in self.programs() if program.pid]
+        ocr = [pid for name, pid in running if name == OCR]
+        return {OCR: ocr, SERVICE: [pid for _, pid in running]}
 
     @contextmanager
     def held_back(self, name: str) -> Iterator[None]:

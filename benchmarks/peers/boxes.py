@@ -1,4 +1,4 @@
-"""Layouts that stand in for a layout model's findings. Used by benchmarks/feed.py."""
+"""Layouts that stand in for a layout model's findings. Used by feed.py and peers/clients.py."""
 
 from __future__ import annotations
 

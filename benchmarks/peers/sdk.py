@@ -1,6 +1,6 @@
 """Starts the glmocr SDK's process and reads what it gave back.
 
-Used by benchmarks/feed.py and benchmarks/sdk_side_by_side.py.
+Used by benchmarks/peers/clients.py and benchmarks/sdk_side_by_side.py.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class SdkJob:
     """Files for the SDK; `pages` are their boxes, page after page, from the first again after.
 
     `draws`: whether it paints the boxes on each page, as it does unless told not to.
+    `one_by_one`: a call for each file, not one for all.
     """
 
     port: int
@@ -43,6 +44,7 @@ class SdkJob:
     pages: Sequence[Sequence[Box]]
     layout_fails: bool = False
     draws: bool = True
+    one_by_one: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class SdkAnswer:
 
 
 @contextmanager
-def started(python: Path, job: SdkJob) -> Iterator[int]:
+def started(python: Path, job: SdkJob) -> Iterator[subprocess.Popen[bytes]]:
     """The SDK's process at work. It is ended with the block."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -72,7 +74,7 @@ def started(python: Path, job: SdkJob) -> Iterator[int]:
         ) as process,
     ):  # fmt: skip
         try:
-            yield process.pid
+            yield process
         finally:
             process.kill()
 
@@ -102,6 +104,7 @@ def _as_json(job: SdkJob) -> dict[str, Any]:
         "pages": [[asdict(box) for box in boxes] for boxes in job.pages],
         "layout_fails": job.layout_fails,
         "draws": job.draws,
+        "one_by_one": job.one_by_one,
     }
 
 

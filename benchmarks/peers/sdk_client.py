@@ -2,8 +2,8 @@
 
 Started by peers/sdk.py with the Python of the SDK's own environment; imports nothing of ours.
 Its argument is a job, and what the SDK returned is the last line of standard output, both as JSON:
-{"host", "port", "files", "pages": [[{"label", "bbox"}]], "layout_fails", "draws"} and
-{"error", "results": [{"markdown", "pages"}]}.
+{"host", "port", "files", "pages": [[{"label", "bbox"}]], "layout_fails", "draws", "one_by_one"}
+and {"error", "results": [{"markdown", "pages"}]}.
 """
 
 from __future__ import annotations
@@ -96,12 +96,18 @@ def _in_pixels(boxes: list[dict[str, Any]], image: Any) -> list[dict[str, Any]]:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """What the SDK gives back for the job's files, as its callers see it."""
     GivenBoxes.pages, GivenBoxes.fails = job["pages"], job["layout_fails"]
+    files = job["files"]
+    calls = [[file] for file in files] if job["one_by_one"] else [files]
     glmocr.layout.PPDocLayoutDetector = GivenBoxes
     try:
         with GlmOcr(
             mode="selfhosted", ocr_api_host=job["host"], ocr_api_port=job["port"]
         ) as parser:
-            results = parser.parse(job["files"], save_layout_visualization=job["draws"])
+            results = [
+                result
+                for call in calls
+                for result in parser.parse(call, save_layout_visualization=job["draws"])
+            ]
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "results": []}
     return {

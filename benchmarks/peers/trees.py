@@ -1,4 +1,7 @@
-"""What processes and all they started cost: CPU so far, memory now. Used by benchmarks/feed.py."""
+"""What processes and all they started cost: CPU so far, memory now.
+
+Used by benchmarks/feed.py and benchmarks/simulated_peers.py.
+"""
 
 from __future__ import annotations
 

@@ -12,18 +12,30 @@ without a word between them.
 from __future__ import annotations
 
 import math
+import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
 from rag_service.ocr.gauges import Gauges
+from rag_service.ocr.trials import (
+    Sample,
+    Signal,
+    Trial,
+    enough_waiting,
+    gain_of,
+    have_others_left,
+    mean,
+    mean_in_flight,
+    tokens_a_second,
+)
 
 LEAST, MOST = 0.1, 1024
 _EXACT = 1e-9
 # A window is this many times an answer's time, and of one of few lengths, the same for all.
-_ANSWERS, _ANSWERS_BLIND = 2.0, 3.0
+_ANSWERS, _ANSWERS_BLIND, _ANSWERS_DOUBLING = 2.0, 3.0, 2.0
 _SHORTEST, _LONGER = 8.0, 1.5
 # Answers of a window whose times are believed.
 _TIMES_ENOUGH = 2
@@ -33,17 +45,17 @@ _QUEUED = 2.2
 _WAVERINGS = 3
 # The first part of a window still shows what was before it.
 _SETTLING = 0.4
-_WINDOWS_IN_CYCLE, _LESS_AT, _MORE_AT = 8, 2, 5
+_WINDOWS_IN_CYCLE, _LESS_AT, _MORE_AT = 4, 0, 2
 _KEPT_WINDOWS = 40
 # No answer may come near the client's time-out: beyond this share of it less is sent.
 _SAFE_SHARE = 0.4
-# Requests that may wait in the server: enough that no slot idles between two answers.
-_WAITING_LEAST, _WAITING_SHARE = 3.0, 0.08
 _WAITING_SAMPLES = 5
 _PATIENCE = 1.2
 # A server that is found idle so often is not fed.
 _IDLE_SHARE = 0.03
 _LEAN_WAITING = 2.5
+# The share of a step that must come back as throughput.
+_WORTH, _PLENTY = 0.15, 0.6
 # Windows that make a mean worth believing.
 _ENOUGH = 2
 
@@ -82,55 +94,11 @@ class Aim:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
-    at: float
-    # Request-seconds that were open up to now.
-    used: float
-    gauges: Gauges | None
-    rate: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Window:
     began: float
     ends: float
     length: float
     limit: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """A window and what it brought, told in two ways of which either may be unknown.
-
-    `by_times`: our answers a second, from what was open and how long each took. `by_tokens`: the
-    whole server's tokens a second. Requests that go out together come back together, and tokens
-    come in lumps; a process with few answers knows little from their times.
-    """
-
-    at: float
-    limit: float
-    by_times: float | None
-    by_tokens: float | None
-    # The share of looks that found the server with nothing to do.
-    idle: float = 0.0
-    running: float | None = None
-    waiting: float | None = None
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether as many wait in the server as ever need to."""
-        if self.running is None or self.waiting is None:
-            return False
-        return self.waiting > _enough_waiting(self.running)
-
-
-class _Signal(StrEnum):
-    TIMES = "by_times"
-    TOKENS = "by_tokens"
-
-    def of(self, trial: _Trial) -> float | None:
-        value: float | None = getattr(trial, self.value)
-        return value
 
 
 class Controller:
@@ -142,6 +110,7 @@ class Controller:
         *,
         start: float | None = None,
         may_grow: Callable[[], bool] = lambda: True,
+        chance: random.Random | None = None,
     ) -> None:
         """`start`: what was right before; doubling goes on from there."""
         self._aim = aim
@@ -153,17 +122,19 @@ class Controller:
         self._least_seconds = math.inf
         self._open = 0
         self._last_end = -math.inf
+        self._last_seconds = 0.0
         self._used = self._owed = 0.0
         self._accounted_at: float | None = None
         self._moved_at = -math.inf
         self._latencies: deque[tuple[float, float]] = deque(maxlen=500)
-        self._samples: deque[_Sample] = deque(maxlen=4096)
-        self._counted: tuple[float, float] | None = None
+        self._samples: deque[Sample] = deque(maxlen=4096)
         self._window: _Window | None = None
-        self._doubled_from: _Trial | None = None
-        self._trials: deque[_Trial] = deque()
+        self._doubled_from: Trial | None = None
+        self._doubted = False
+        self._trials: deque[Trial] = deque()
         self._no_cut_before = -math.inf
-        self._gauged = False
+        self._gauged = self._is_invited = False
+        self._chance = chance or random.Random()
 
     @property
     def good(self) -> float | None:
@@ -190,11 +161,13 @@ class Controller:
         if self.limit >= 1:
             return _EXACT < part < 1 - _EXACT and self._owed >= 0
         # One after the other, with a rest after each: of two in a row the second would wait.
-        return now >= self._last_end + (self._answer_seconds or 0.0) * (1 / self.limit - 1)
+        known = self._answer_seconds or 0.0
+        usual = known if self._gauged else min(known, self._last_seconds)
+        return self._is_invited or now >= self._last_end + (1 / self.limit - 1) * usual
 
     def answered(self, seconds: float, now: float) -> None:
         """A request took so long. Near the client's time-out less is sent at once."""
-        self._last_end = now
+        self._last_end, self._last_seconds = now, seconds
         self._latencies.append((now, seconds))
         known = self._answer_seconds
         self._answer_seconds = seconds if known is None else 0.85 * known + 0.15 * seconds
@@ -210,8 +183,11 @@ class Controller:
     def tick(self, in_flight: int, gauges: Gauges | None, now: float) -> None:
         """About once a second: what is open, and what the server says of itself."""
         self._account(in_flight, now)
-        self._samples.append(_Sample(now, self._used, gauges, self._rate(gauges, now)))
+        self._samples.append(Sample(now, self._used, gauges))
         self._gauged = gauges is not None
+        # So that of many that rest while the server does nothing about as many go as are wanted.
+        is_idle = gauges is not None and gauges.running + gauges.waiting == 0
+        self._is_invited = is_idle and self._chance.random() < self._base
         self._shed_waiting(now)
         if self._window is None:
             self._open_window(now)
@@ -232,16 +208,6 @@ class Controller:
         self._owed = min(most, owed)
         self._used += self._open * passed
         self._accounted_at, self._open = now, in_flight
-
-    def _rate(self, gauges: Gauges | None, now: float) -> float | None:
-        """The server's tokens a second since the last look."""
-        if gauges is None or gauges.tokens is None:
-            self._counted = None
-            return None
-        before, self._counted = self._counted, (now, gauges.tokens)
-        if before is None or now <= before[0] or gauges.tokens < before[1]:
-            return None
-        return (gauges.tokens - before[1]) / (now - before[0])
 
     def _is_safe(self, factor: float) -> bool:
         """Whether answers that took so much longer would stay far from the time-out."""
@@ -268,8 +234,8 @@ class Controller:
         last = [s.gauges for s in list(self._samples)[-_WAITING_SAMPLES:] if s.gauges]
         if len(last) < _WAITING_SAMPLES or now < self._no_cut_before:
             return
-        running, waiting = _mean(g.running for g in last), _mean(g.waiting for g in last)
-        allowed = _enough_waiting(running)
+        running, waiting = mean(g.running for g in last), mean(g.waiting for g in last)
+        allowed = enough_waiting(running)
         if waiting <= 2 * allowed:
             return
         drained_in = _PATIENCE * (self._answer_seconds or _SHORTEST)
@@ -278,6 +244,8 @@ class Controller:
 
     def _open_window(self, now: float) -> None:
         answers = _ANSWERS if self._gauged else _ANSWERS_BLIND
+        if self.phase is Phase.DOUBLING:
+            answers = _ANSWERS_DOUBLING
         wanted = max(1.0, answers * (self._answer_seconds or 0.0) / _SHORTEST)
         length = _SHORTEST * _LONGER ** math.ceil(math.log(wanted, _LONGER))
         ends = (math.floor(now / length) + 1) * length
@@ -295,24 +263,27 @@ class Controller:
         self._judge(measured, window)
         self._try_next(measured, window, now)
 
-    def _measured(self, window: _Window, now: float) -> _Trial | None:
+    def _measured(self, window: _Window, now: float) -> Trial | None:
         """The window's throughput; None where it was not ours to use up, or nothing was seen."""
         since = window.began + _SETTLING * (now - window.began)
         samples = [s for s in self._samples if s.at > since]
         if len(samples) < 2 or self._limit != window.limit:
             return None
-        in_flight = _in_flight(samples)
+        in_flight = mean_in_flight(samples)
         if in_flight < 0.7 * self.limit * self._busy_share():
             return None
-        times, tokens = self._by_times(in_flight, since), self._by_tokens(samples)
+        times, tokens = (
+            self._by_times(in_flight, since),
+            tokens_a_second(samples, self._answer_seconds),
+        )
         if times is None and tokens is None:
             return None
         seen = [s.gauges for s in samples if s.gauges]
         if not seen:
-            return _Trial(now, window.limit, times, tokens)
-        idle = _mean(g.running == 0 for g in seen)
-        running, waiting = _mean(g.running for g in seen), _mean(g.waiting for g in seen)
-        return _Trial(now, window.limit, times, tokens, idle, running, waiting)
+            return Trial(now, window.limit, times, tokens)
+        idle = mean(g.running == 0 for g in seen)
+        running, waiting = mean(g.running for g in seen), mean(g.waiting for g in seen)
+        return Trial(now, window.limit, times, tokens, idle, running, waiting)
 
     def _busy_share(self) -> float:
         """Below one the limit itself is the share of time that something is open."""
@@ -322,25 +293,26 @@ class Controller:
         seconds = [seconds for at, seconds in self._latencies if at > since]
         if len(seconds) < (_TIMES_ENOUGH if self._gauged else 1):
             return None
-        mean = _mean(seconds)
+        usual = mean(seconds)
         # A server that has become slower must not look queued for ever.
-        self._least_seconds = min(self._least_seconds * 1.01, mean)
-        return in_flight / mean
+        self._least_seconds = min(self._least_seconds * 1.01, usual)
+        return in_flight / usual
 
-    def _by_tokens(self, samples: list[_Sample]) -> float | None:
-        rates = [s.rate for s in samples if s.rate is not None]
-        return _mean(rates) if rates else None
-
-    def _double(self, measured: _Trial) -> None:
-        """Twice as many for as long as that brings at least half as much more."""
+    def _double(self, measured: Trial) -> None:
+        """Twice as many for as long as that is worth it."""
         if not self._knows_the_limit():
             return
         before, self._doubled_from = self._doubled_from, measured
         if before is not None and measured.limit > before.limit:
-            gain = _gain(before, measured)
-            if gain is not None and gain < 0.5:
-                self._settle(measured.limit if gain > 0.15 else before.limit * 1.2)
+            gain = None if have_others_left(before, measured) else gain_of(before, measured)
+            if gain is not None and gain < _WORTH:
+                self._doubted = not self._doubted
+                if self._doubted:
+                    self._doubled_from = before
+                else:
+                    self._settle(before.limit * 1.2)
                 return
+        self._doubted = False
         if not measured.is_crowded and self._may_add(2.0):
             self._move_to(2 * self._base)
         else:
@@ -355,7 +327,7 @@ class Controller:
         seen_queue = self._gauged or len(self._latencies) > 1
         return seen_queue and at - seconds >= self._moved_at
 
-    def _judge(self, measured: _Trial, window: _Window) -> None:
+    def _judge(self, measured: Trial, window: _Window) -> None:
         """Keep what a trial brought where it was worth it."""
         self._remember(measured, window)
         if measured.idle > _IDLE_SHARE and measured.limit <= self._base and self._may_add():
@@ -373,15 +345,22 @@ class Controller:
         elif measured.limit > self._base:
             # Of what only waits, a process that sends more gets more, at the others' cost: there
             # only the whole server's tokens tell.
-            trusted = _Signal.TOKENS if self._is_queued() else signal
+            trusted = Signal.TOKENS if self._is_queued() else signal
             if self._gains(measured, trusted, noise, yielded):
                 self._base = measured.limit
+                self._double_again(measured)
         elif seen > best * (1 - noise - yielded):
             self._base = measured.limit
 
-    def _gains(self, measured: _Trial, signal: _Signal, noise: float, yielded: float) -> bool:
+    def _double_again(self, measured: Trial) -> None:
+        """What came back as throughput by more than half shows how little the server has to do."""
+        before = self._trials[-2]
+        if before.limit < measured.limit and (gain_of(before, measured) or 0.0) > _PLENTY:
+            self.phase, self._doubled_from = Phase.DOUBLING, measured
+
+    def _gains(self, measured: Trial, signal: Signal, noise: float, yielded: float) -> bool:
         seen, reference = signal.of(measured), self._reference(signal)
-        worth = max(1.5 * noise, 0.15 * (measured.limit / self._base - 1)) + yielded / 4
+        worth = max(1.5 * noise, _WORTH * (measured.limit / self._base - 1)) + yielded / 4
         return seen is not None and reference is not None and seen > reference * (1 + worth)
 
     def _is_queued(self) -> bool:
@@ -392,42 +371,42 @@ class Controller:
     def _may_add(self, factor: float = 1.15) -> bool:
         return self._is_safe(factor) and self._may_grow()
 
-    def _signal(self) -> _Signal:
+    def _signal(self) -> Signal:
         """The one that wavers less; the times of our own answers while that is not known."""
         if not self._gauged:
-            return _Signal.TIMES
-        times, tokens = (self._wavering(signal) for signal in _Signal)
+            return Signal.TIMES
+        times, tokens = (self._wavering(signal) for signal in Signal)
         if tokens is None:
-            return _Signal.TIMES
+            return Signal.TIMES
         if times is None:
-            return _Signal.TOKENS
-        return _Signal.TIMES if times <= tokens else _Signal.TOKENS
+            return Signal.TOKENS
+        return Signal.TIMES if times <= tokens else Signal.TOKENS
 
-    def _wavering(self, signal: _Signal) -> float | None:
+    def _wavering(self, signal: Signal) -> float | None:
         """By how much two windows of the same limit differ; None while that is not known."""
         seen = [value for t in self._alike() if (value := signal.of(t))]
         steps = sorted(abs(after / before - 1) for before, after in pairwise(seen))
         return steps[len(steps) // 2] if len(steps) >= _WAVERINGS else None
 
-    def _noise(self, signal: _Signal) -> float:
+    def _noise(self, signal: Signal) -> float:
         """A difference that means nothing."""
         return min(0.1, max(self._steps.noise, self._wavering(signal) or 0.0))
 
-    def _alike(self) -> list[_Trial]:
+    def _alike(self) -> list[Trial]:
         """The last windows at about the limit that is held for right."""
         return [t for t in self._trials if abs(t.limit / self._base - 1) < 0.02][-12:]
 
-    def _reference(self, signal: _Signal) -> float | None:
+    def _reference(self, signal: Signal) -> float | None:
         """What that limit brings, as last seen."""
         seen = [value for t in self._alike() if (value := signal.of(t)) is not None]
-        return _mean(seen[-2:]) if seen else None
+        return mean(seen[-2:]) if seen else None
 
-    def _remember(self, measured: _Trial, window: _Window) -> None:
+    def _remember(self, measured: Trial, window: _Window) -> None:
         self._trials.append(measured)
         while measured.at - self._trials[0].at > _KEPT_WINDOWS * window.length:
             self._trials.popleft()
 
-    def _best(self, signal: _Signal) -> float:
+    def _best(self, signal: Signal) -> float:
         """The throughput of the limit that has brought most, as lately seen.
 
         Means of limits that are nearly the same: the luckiest window says nothing.
@@ -436,10 +415,10 @@ class Controller:
         for trial in self._trials:
             if (value := signal.of(trial)) is not None:
                 alike[round(math.log(trial.limit, 1.2))].append(value)
-        tried = [_mean(seen) for seen in alike.values() if len(seen) >= _ENOUGH]
-        return max(tried, default=_mean(value for seen in alike.values() for value in seen))
+        tried = [mean(seen) for seen in alike.values() if len(seen) >= _ENOUGH]
+        return max(tried, default=mean(value for seen in alike.values() for value in seen))
 
-    def _try_next(self, measured: _Trial, window: _Window, now: float) -> None:
+    def _try_next(self, measured: Trial, window: _Window, now: float) -> None:
         """In some windows of each cycle, the same for everybody, a little less or more."""
         self._limit = self._base
         if not self._alike():
@@ -450,31 +429,7 @@ class Controller:
         elif place == _MORE_AT and not measured.is_crowded and self._may_add(self._steps.more):
             self._limit = min(MOST, self._base * self._steps.more)
 
-    def _is_lean(self, measured: _Trial) -> bool:
+    def _is_lean(self, measured: Trial) -> bool:
         """Of a server that works on few at once: hardly any wait, so with less it would idle."""
         few = self._base < 1 and measured.waiting is not None
         return few and (measured.waiting or 0.0) < _LEAN_WAITING
-
-
-def _gain(before: _Trial, after: _Trial) -> float | None:
-    """How much of a step came back as throughput: 1 is all; None where no signal saw both."""
-    for signal in _Signal:
-        old, new = signal.of(before), signal.of(after)
-        if old and new:
-            return (new / old - 1) / (after.limit / before.limit - 1)
-    return None
-
-
-def _enough_waiting(running: float) -> float:
-    return max(_WAITING_LEAST, _WAITING_SHARE * running)
-
-
-def _in_flight(samples: list[_Sample]) -> float:
-    """The mean that was open between the first and the last."""
-    first, last = samples[0], samples[-1]
-    return (last.used - first.used) / (last.at - first.at)
-
-
-def _mean(values: Iterable[float]) -> float:
-    kept = list(values)
-    return sum(kept) / len(kept)

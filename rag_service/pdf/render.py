@@ -38,7 +38,9 @@ def look_at(page: Any) -> Look:
     scale = min(LOOK_DPI / POINTS_PER_INCH, math.sqrt(LOOK_PIXELS / area))
     # A page of a few points must not shrink to no pixel at all.
     scale = max(scale, 1 / max(min(page.rect.width, page.rect.height), 1e-6))
-    return Look(_pixels(page.get_displaylist(), scale, pymupdf.csGRAY), scale)
+    look = Look(_pixels(page.get_displaylist(), scale, pymupdf.csGRAY), scale)
+    _forget_pictures()
+    return look
 
 
 def draw_page(page: Any, number: int, dpi: float, *, max_pixels: int) -> Raster:
@@ -93,11 +95,14 @@ def _drawn(page: Any, scale: float) -> Image.Image:
     if image is None:
         grey = is_surely_grey(page, drawing)
         image = _pixels(drawing, scale, pymupdf.csGRAY if grey else pymupdf.csRGB)
+    _forget_pictures()
     return image
 
 
 def _pixels(drawing: Any, scale: float, colours: Any) -> Image.Image:
-    image = as_image(drawing.get_pixmap(pymupdf.Matrix(scale, scale), colours, alpha=0))
-    # MuPDF would keep up to 256 MiB of decoded pictures, which no later page shows.
+    return as_image(drawing.get_pixmap(pymupdf.Matrix(scale, scale), colours, alpha=0))
+
+
+def _forget_pictures() -> None:
+    """MuPDF would keep up to 256 MiB of pictures, packed and decoded, which no later page shows."""
     mupdf.fz_empty_store()
-    return image

@@ -1,6 +1,7 @@
 """The limiter keeps the order of requests; its search finds what servers of each kind can take."""
 
 import asyncio
+import math
 import random
 
 import pytest
@@ -99,7 +100,9 @@ class Fleet:
     def __init__(self, rates, *, gauged, processes=8):
         self.batch = Batch(rates, seed=1)
         self.gauged = gauged
-        self.searches = [Controller(Aim(timeout=TIMEOUT)) for _ in range(processes)]
+        self.searches = [
+            Controller(Aim(timeout=TIMEOUT), chance=random.Random(n)) for n in range(processes)
+        ]
         self.open = [{} for _ in self.searches]
         self.late = self.keys = 0
         self.longest = 0.0
@@ -155,6 +158,16 @@ def test_a_batching_server_is_filled_and_not_flooded(gauged, processes):
     assert fleet.longest < TIMEOUT
 
 
+def test_others_that_leave_the_server_do_not_stop_the_search():
+    controller, tokens = Controller(Aim(timeout=TIMEOUT)), 0.0
+    for second in range(60):
+        running, rate = (40.0, 4000.0) if second < 15 else (controller.limit, 300.0)
+        tokens += rate
+        controller.answered(2.0, second)
+        controller.tick(math.floor(controller.limit), Gauges(running, 0.0, tokens), second)
+    assert controller.limit >= 8
+
+
 @pytest.mark.parametrize("processes", [1, 2, 5, 6, 7, 8])
 @pytest.mark.parametrize("gauged", [True, False])
 def test_a_server_that_reads_one_at_a_time_is_never_brought_near_the_time_out(gauged, processes):
@@ -177,7 +190,7 @@ def test_a_limit_between_whole_numbers_is_kept_as_a_mean(limit):
         used, now = used + len(ends) * (later - now), later
         while ends and ends[0][0] <= now:
             controller.answered(ends.pop(0)[1], now)
-    assert used / now == pytest.approx(limit, rel=0.06)
+    assert used / now == pytest.approx(limit, rel=0.1)
 
 
 @settings(max_examples=30, deadline=None)

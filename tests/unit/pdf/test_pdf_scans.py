@@ -9,7 +9,7 @@ import pymupdf
 import pytest
 from PIL import Image, ImageChops, ImageCms, ImageDraw, ImageFont
 
-from rag_service.pdf.render import draw_page
+from rag_service.pdf.render import draw_page, look_at
 from rag_service.pdf.scans import find_scan
 from tests.fakes.pdf_samples import one_page, stream
 
@@ -197,3 +197,23 @@ def test_a_turned_page() -> None:
         document[0].set_rotation(90)
         turned = document.tobytes()
     assert_same(turned, is_scan=True)
+
+
+def kept_by_mupdf() -> bytes:
+    """MuPDF's own list of what it keeps for later pages."""
+    said = pymupdf.mupdf.FzBuffer(1)
+    listing = pymupdf.mupdf.FzOutput(said)
+    pymupdf.mupdf.fz_debug_store(listing)
+    listing.fz_close_output()
+    return bytes(said.fz_buffer_extract())
+
+
+@pytest.mark.parametrize("content", [PLACED, PLACED + b"100 100 200 50 re f"])
+def test_no_drawn_page_leaves_its_picture_in_memory(content: bytes) -> None:
+    with pymupdf.open(stream=page_of(content, GREY), filetype="pdf") as document:
+        page = document[0]
+        for draw in (look_at, lambda page: draw_page(page, 1, 150, max_pixels=16_000_000)):
+            page.get_pixmap(dpi=20)
+            assert b"key=" in kept_by_mupdf()
+            draw(page)
+            assert b"key=" not in kept_by_mupdf()

@@ -1,0 +1,69 @@
+"""The simulated server as a process of its own, its time unscaled.
+
+Used by benchmarks/workload.py and benchmarks/simulated_peers.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from benchmarks.simulated_batch import Batch, Rates
+
+
+@dataclass(frozen=True)
+class Times:
+    """When page requests came and were answered, in the server's seconds; clients that left."""
+
+    came: Sequence[float]
+    answered: Sequence[float]
+    left: int
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last answer."""
+        return max(self.answered) - min(self.came)
+
+    @property
+    def in_flight(self) -> float:
+        """The mean over that time; all requests must have been answered."""
+        return (sum(self.answered) - sum(self.came)) / self.seconds
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A running server."""
+
+    url: str
+
+    def times(self) -> Times:
+        answer = httpx.get(f"{self.url}/times", trust_env=False)
+        return Times(**answer.raise_for_status().json())
+
+
+@contextmanager
+def simulated(name: str) -> Iterator[Simulated]:
+    """A fresh server of the name, with vLLM's gauges, on a free port."""
+    command = [sys.executable, "-m", "benchmarks.simulated_server", name, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield Simulated(process.stdout.readline().strip())
+        finally:
+            process.terminate()
+
+
+def own_answers(rates: Rates, pages: int) -> list[float]:
+    """When a fresh server answers each of so many pages that all come at 0: its own time."""
+    batch, answered = Batch(rates), list[float]()
+    for page in range(pages):
+        batch.arrive(page)
+    while batch.in_flight:
+        ended = batch.advance(batch.next_event())
+        answered += [batch.now] * len(ended)
+    return answered

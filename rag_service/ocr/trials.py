@@ -1,0 +1,125 @@
+"""What the search for the number in flight sees of a server: looks at it, and trials of a number.
+
+Pure. Used by controller.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from rag_service.ocr.gauges import Gauges
+
+# Requests that may wait in the server: enough that no slot idles between two answers.
+_WAITING_LEAST, _WAITING_SHARE = 3.0, 0.08
+# A server with so much less to do than before was left by others.
+_LEFT = 0.75
+_EXACT = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look."""
+
+    at: float
+    # Request-seconds that were open up to now.
+    used: float
+    gauges: Gauges | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A window and what it brought, told in two ways of which either may be unknown.
+
+    `by_times`: our answers a second, from what was open and how long each took. `by_tokens`: the
+    whole server's tokens a second. Requests that go out together come back together, and tokens
+    come in lumps; a process with few answers knows little from their times.
+    """
+
+    at: float
+    limit: float
+    by_times: float | None
+    by_tokens: float | None
+    # The share of looks that found the server with nothing to do.
+    idle: float = 0.0
+    running: float | None = None
+    waiting: float | None = None
+
+    @property
+    def load(self) -> float | None:
+        """Requests in the server."""
+        if self.running is None or self.waiting is None:
+            return None
+        return self.running + self.waiting
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether as many wait in the server as ever need to."""
+        if self.running is None or self.waiting is None:
+            return False
+        return self.waiting > enough_waiting(self.running)
+
+
+class Signal(StrEnum):
+    """Which of the two ways a trial's throughput is told in."""
+
+    TIMES = "by_times"
+    TOKENS = "by_tokens"
+
+    def of(self, trial: Trial) -> float | None:
+        """The trial's throughput, so told."""
+        value: float | None = getattr(trial, self.value)
+        return value
+
+
+def have_others_left(before: Trial, after: Trial) -> bool:
+    """Whether the server has less to do although this process sends more."""
+    if before.load is None or after.load is None:
+        return False
+    return after.load < _LEFT * before.load
+
+
+def gain_of(before: Trial, after: Trial) -> float | None:
+    """How much of a step came back as throughput: 1 is all; None where no signal saw both."""
+    for signal in (Signal.TOKENS, Signal.TIMES):
+        old, new = signal.of(before), signal.of(after)
+        if old and new:
+            return (new / old - 1) / (after.limit / before.limit - 1)
+    return None
+
+
+def _at(counts: Sequence[tuple[float, float]], when: float) -> float:
+    """A counter at a time between two looks."""
+    for (at, value), (later, larger) in pairwise(counts):
+        if when <= later:
+            return value + (larger - value) * (when - at) / (later - at)
+    return counts[-1][1]
+
+
+def enough_waiting(running: float) -> float:
+    return max(_WAITING_LEAST, _WAITING_SHARE * running)
+
+
+def tokens_a_second(samples: Sequence[Sample], period: float | None) -> float | None:
+    """The server's, over a whole number of periods: tokens come in lumps as often as answers."""
+    counts = [(s.at, s.gauges.tokens) for s in samples if s.gauges and s.gauges.tokens]
+    if len(counts) < 2 or any(after < before for (_, before), (_, after) in pairwise(counts)):
+        return None
+    (first, _), (last, total) = counts[0], counts[-1]
+    length = last - first
+    whole = period * int(length / period + _EXACT) if period else length
+    span = whole or length
+    return (total - _at(counts, last - span)) / span
+
+
+def mean_in_flight(samples: Sequence[Sample]) -> float:
+    """The mean that was open between the first and the last."""
+    first, last = samples[0], samples[-1]
+    return (last.used - first.used) / (last.at - first.at)
+
+
+def mean(values: Iterable[float]) -> float:
+    kept = list(values)
+    return sum(kept) / len(kept)
