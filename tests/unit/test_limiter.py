@@ -161,10 +161,10 @@ def test_a_batching_server_is_filled_and_not_flooded(gauged, processes):
 def test_others_that_leave_the_server_do_not_stop_the_search():
     controller, tokens = Controller(Aim(timeout=TIMEOUT)), 0.0
     for second in range(60):
-        running, rate = (40.0, 4000.0) if second < 15 else (controller.limit, 300.0)
-        tokens += rate
+        others, own = (40.0 if second < 12 else 0.0), math.floor(controller.limit)
+        tokens += 100.0 * others + 300.0 * own
         controller.answered(2.0, second)
-        controller.tick(math.floor(controller.limit), Gauges(running, 0.0, tokens), second)
+        controller.tick(own, Gauges(others + own, 0.0, tokens), second)
     assert controller.limit >= 8
 
 
