@@ -6,6 +6,7 @@ Nothing in it may wait for the outside world. Used by occupancy.py and its tests
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -24,6 +25,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
+        # A timer that was cancelled is thrown away before the loop waits, and it would wait for
+        # the next one in real time.
+        while scheduled and scheduled[0].cancelled():
+            heapq.heappop(scheduled)._scheduled = False
+            self._timer_cancelled_count -= 1
         if not ready and scheduled:
             self._virtual = max(self._virtual, scheduled[0].when())
         super()._run_once()  # type: ignore[misc]

@@ -55,7 +55,7 @@ _PATIENCE = 1.2
 _IDLE_SHARE = 0.03
 _LEAN_WAITING = 2.5
 # The share of a step that must come back as throughput.
-_WORTH, _PLENTY = 0.15, 0.6
+_WORTH, _WORTH_BLIND, _PLENTY = 0.18, 0.35, 0.6
 # Windows that make a mean worth believing.
 _ENOUGH = 2
 
@@ -305,7 +305,7 @@ class Controller:
         before, self._doubled_from = self._doubled_from, measured
         if before is not None and measured.limit > before.limit:
             gain = None if have_others_left(before, measured) else gain_of(before, measured)
-            if gain is not None and gain < _WORTH:
+            if gain is not None and gain < (_WORTH if self._gauged else _WORTH_BLIND):
                 self._doubted = not self._doubted
                 if self._doubted:
                     self._doubled_from = before
