@@ -139,7 +139,7 @@ class Speed:
 class Outcome:
     """A case's figures; `faults` is empty where nothing was lost, failed or done twice.
 
-    `known`, `found`: requests in flight that were right for a fork, before and after.
+    `known`, `found`: requests in flight that were right for the server, before and after.
     """
 
     case: str
@@ -157,7 +157,7 @@ class Outcome:
 
 @contextmanager
 def service(server: Simulated, known: float | None) -> Iterator[Stack]:
-    """All workers as shipped and ready; `known`: what was right for a fork before."""
+    """All workers as shipped and ready; `known`: what was right for the server before."""
     environment = {
         "GLMOCR_BASE_URL": server.url,
         "GLMOCR_PIPELINE_MAX_WORKERS": "auto",

@@ -172,13 +172,14 @@ class Watch:
             await self._note()
 
     async def good_limit(self) -> float | None:
-        """What a fork last found right for this server."""
-        return await self._held.call(lambda: occupancy.good_in_flight(_url()))
+        """A fork's part of what was last right for this server."""
+        together = await self._held.call(lambda: occupancy.good_in_flight(_url()))
+        return together and together / get_settings().ocr.worker_concurrency
 
-    async def report(self, load: Load) -> None:
+    async def report(self, load: Load) -> int | None:
         """Note what is open, now and then; and what was found to be right."""
         if time.monotonic() - self._reported_at < _LOAD_NOTE_SECONDS:
-            return
+            return None
         self._reported_at = time.monotonic()
         await self._held.call(
             lambda: occupancy.report_load(_fork(), _url(), load.in_flight, load.limit)
@@ -186,6 +187,7 @@ class Watch:
         good = load.good
         if good is not None:
             await self._held.call(lambda: occupancy.note_good(_url(), good))
+        return await self._held.call(lambda: occupancy.forks_at_work(_url()))
 
     async def _note(self) -> None:
         self._unnoted = False

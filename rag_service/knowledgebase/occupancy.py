@@ -113,15 +113,26 @@ def load(url: str) -> FleetLoad:
         return FleetLoad(*connection.execute(query).one())
 
 
+def forks_at_work(url: str) -> int:
+    """Live forks that read pages of a document on the server."""
+    query = select(func.count()).where(ForkLoad.url == url, ForkLoad.seen_at > _ago(_LOAD_SECONDS))
+    with begin() as connection:
+        return connection.scalars(query).one()
+
+
 def good_in_flight(url: str) -> float | None:
-    """The number in flight that a fork last found right for the server; None at first."""
+    """The number in flight, of all forks together, that was last right; None at first."""
     with begin() as connection:
         return connection.scalar(select(OcrServer.good_in_flight).where(OcrServer.url == url))
 
 
-def note_good(url: str, value: float) -> None:
-    """A fork found this number in flight right: others, and the next start, begin with it."""
-    change = {"good_in_flight": value}
+def note_good(url: str, a_fork: float) -> None:
+    """A fork found this number right for itself, and so for each that is at work beside it.
+
+    All together is kept: how many are at work next time is another matter.
+    """
+    together = a_fork * max(1, forks_at_work(url))
+    change = {"good_in_flight": together}
     with single() as connection:
         connection.execute(
             upsert(OcrServer)

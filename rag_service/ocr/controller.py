@@ -37,6 +37,8 @@ _EXACT = 1e-9
 # A window is this many times an answer's time, and of one of few lengths, the same for all.
 _ANSWERS, _ANSWERS_BLIND, _ANSWERS_DOUBLING = 2.0, 3.0, 2.0
 _SHORTEST, _LONGER = 8.0, 1.5
+# Fewer that come or go on one server change nothing.
+_FEW_COME, _FEW_GO = 0.76, 1.32
 # Answers of a window whose times are believed.
 _TIMES_ENOUGH = 2
 # Answers that take so many times the shortest wait in a queue somewhere.
@@ -132,6 +134,7 @@ class Controller:
         self._doubled_from: Trial | None = None
         self._doubted = False
         self._trials: deque[Trial] = deque()
+        self._sharing: int | None = None
         self._no_cut_before = -math.inf
         self._gauged = self._is_invited = False
         self._chance = chance or random.Random()
@@ -194,6 +197,21 @@ class Controller:
         elif now >= self._window.ends:
             self._close_window(self._window, now)
             self._open_window(now)
+
+    def share_with(self, processes: int) -> None:
+        """So many are at work on the server, this one included.
+
+        What is right for the server stays, whoever sends it: the others' part is taken when they
+        have run out of pages, and given back when they return.
+        """
+        before = self._sharing or processes
+        if self._sharing and _FEW_COME < processes / before < _FEW_GO:
+            return
+        self._sharing = processes
+        if processes < before or self.phase is Phase.STEADY:
+            self._move_to(self._base * before / processes)
+            self._trials.clear()
+            self._doubled_from = None
 
     @property
     def _steps(self) -> Steps:

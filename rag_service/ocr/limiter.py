@@ -27,7 +27,7 @@ _AHEAD = 2
 _YIELDED_FOR_LATENCY = 0.1
 
 Look = Callable[[], Awaitable[Gauges | None]]
-Tell = Callable[["Load"], Awaitable[None]]
+Tell = Callable[["Load"], Awaitable[int | None]]
 
 
 class Load:
@@ -66,6 +66,10 @@ class Governor(Protocol):
         """About once a second."""
         ...
 
+    def share_with(self, processes: int) -> None:
+        """So many are at work on the server, this one included."""
+        ...
+
 
 class Fixed:
     """So many and no other number; nothing is learned."""
@@ -83,6 +87,8 @@ class Fixed:
     def timed_out(self, now: float) -> None: ...
 
     def tick(self, in_flight: int, gauges: Gauges | None, now: float) -> None: ...
+
+    def share_with(self, processes: int) -> None: ...
 
 
 class Limiter:
@@ -116,7 +122,8 @@ class Limiter:
     async def at_work(self, look: Look, tell: Tell) -> AsyncIterator[None]:
         """Look after the limit for as long as the context lasts.
 
-        `look` reads the server's gauges; `tell` is told about once a second what is open.
+        `look` reads the server's gauges; `tell` is told about once a second what is open, and
+        answers how many processes are at work on the server, where it knows.
         """
         beating = asyncio.create_task(self._beats(look, tell))
         try:
@@ -155,7 +162,9 @@ class Limiter:
             self.governor.tick(self.in_flight, gauges, self._now())
             self._requests.admit()
             self._pages.admit()
-            await tell(Load(self.in_flight, self.governor.limit, self.governor.good))
+            sharing = await tell(Load(self.in_flight, self.governor.limit, self.governor.good))
+            if sharing is not None:
+                self.governor.share_with(sharing)
             await asyncio.sleep(self._beat)
 
 

@@ -126,11 +126,14 @@ class ServerWatch(Protocol):
         ...
 
     async def good_limit(self) -> float | None:
-        """The requests in flight that a process last found right for it; None at first."""
+        """This process's part of the requests in flight that were last right; None at first."""
         ...
 
-    async def report(self, load: Load) -> None:
-        """What this process has open at it; called about once a second."""
+    async def report(self, load: Load) -> int | None:
+        """What this process has open at it; called about once a second.
+
+        How many processes are at work on it, this one included; None where that is not known.
+        """
         ...
 
 

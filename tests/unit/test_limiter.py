@@ -104,7 +104,7 @@ class Fleet:
             Controller(Aim(timeout=TIMEOUT), chance=random.Random(n)) for n in range(processes)
         ]
         self.open = [{} for _ in self.searches]
-        self.late = self.keys = 0
+        self.late = self.keys = self.idle = 0
         self.longest = 0.0
 
     def run(self, seconds):
@@ -122,7 +122,7 @@ class Fleet:
 
     def _send(self):
         now = self.batch.now
-        for search, requests in zip(self.searches, self.open, strict=True):
+        for search, requests in list(zip(self.searches, self.open, strict=True))[self.idle :]:
             while search.admits(len(requests), now):
                 self.keys += 1
                 requests[self.keys] = now
@@ -135,6 +135,13 @@ class Fleet:
                 seconds = now - requests.pop(key)
                 self.longest = max(self.longest, seconds)
                 search.answered(seconds, now)
+
+    def retire(self, processes):
+        """So many have nothing more to send, which the others are told."""
+        self.idle = processes
+        for search in self.searches[processes:]:
+            search.share_with(len(self.searches))
+            search.share_with(len(self.searches) - processes)
 
     def _beat(self):
         batch = self.batch
@@ -214,6 +221,32 @@ def test_whatever_happens_the_limit_stays_within_its_bounds(seed, events):
             gauges = chance.choice([None, Gauges(chance.uniform(0, 64), waiting, now * 100)])
             controller.tick(chance.randrange(64), gauges, now)
         assert LEAST <= controller.limit <= MOST
+
+
+def test_a_process_takes_the_part_of_those_that_have_gone_and_gives_it_back():
+    controller = Controller(Aim(timeout=TIMEOUT), start=4.0)
+    controller.timed_out(0.0)
+    limits = []
+    for processes in (8, 7, 4, 1, 2, 8):
+        controller.share_with(processes)
+        limits.append(controller.limit)
+    assert limits == [2.0, 2.0, 4.0, 16.0, 8.0, 2.0]
+
+
+def test_a_cold_process_is_not_made_smaller_by_those_that_start_beside_it():
+    controller = Controller(Aim(timeout=TIMEOUT))
+    for processes in (1, 8):
+        controller.share_with(processes)
+    assert controller.limit == 1.0
+
+
+def test_the_last_documents_get_the_whole_server():
+    fleet = Fleet(REPORT, gauged=True)
+    fleet.run(900)
+    before = fleet.in_flight
+    fleet.retire(6)
+    fleet.run(60)
+    assert fleet.in_flight >= 0.6 * before
 
 
 def test_half_a_share_of_the_server_is_half_of_what_is_found():

@@ -54,6 +54,16 @@ def test_the_good_number_outlives_an_outage_and_its_end():
     assert occupancy.good_in_flight(URL) == 9
 
 
+def test_what_is_right_for_a_fork_counts_for_each_that_is_at_work():
+    for fork in "abc":
+        occupancy.report_load(fork, URL, 3, 4.0)
+    occupancy.note_good(URL, 4.0)
+    assert occupancy.forks_at_work(URL) == 3
+    assert occupancy.good_in_flight(URL) == 12.0
+    occupancy.forget_load("c")
+    assert occupancy.forks_at_work(URL) == 2
+
+
 def test_samples_come_back_as_they_were_oldest_first():
     first, second = sample(ago(20)), sample(ago(5), running=None, waiting=None, slots=None)
     occupancy.add_sample(second, FULL)
