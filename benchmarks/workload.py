@@ -343,7 +343,7 @@ def show(outcome: Outcome) -> None:
     print(f"  {'let go to last end':24} {speed.service:7.1f} {speed.service_over_own:10.3f}")
     late = ", ".join(f"{seconds:.1f}" for seconds in speed.behind)
     print(f"  behind the server by itself at {BEHIND_AT} tenths: {late} s")
-    print(f"  in flight: {speed.in_flight:.1f} in the mean; right for a fork: "
+    print(f"  in flight: {speed.in_flight:.1f} in the mean; right for the server: "
           f"{outcome.known} at first, {outcome.found} at last")  # fmt: skip
     for name, mib in outcome.memory.items():
         print(f"  {name:13} {outcome.cpu_ms_per_page[name]:4.0f} ms CPU a page; PSS "

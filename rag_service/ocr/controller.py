@@ -37,6 +37,8 @@ _EXACT = 1e-9
 # A window is this many times an answer's time, and of one of few lengths, the same for all.
 _ANSWERS, _ANSWERS_BLIND, _ANSWERS_DOUBLING = 2.0, 3.0, 2.0
 _SHORTEST, _LONGER = 8.0, 1.5
+# So many requests together are no harm to a server that reads one at a time.
+_BEGIN_TOGETHER = 8
 # Fewer that come or go on one server change nothing.
 _FEW_COME, _FEW_GO = 0.76, 1.32
 # Answers of a window whose times are believed.
@@ -135,6 +137,7 @@ class Controller:
         self._doubted = False
         self._trials: deque[Trial] = deque()
         self._sharing: int | None = None
+        self._is_cold = start is None
         self._no_cut_before = -math.inf
         self._gauged = self._is_invited = False
         self._chance = chance or random.Random()
@@ -204,14 +207,26 @@ class Controller:
         What is right for the server stays, whoever sends it: the others' part is taken when they
         have run out of pages, and given back when they return.
         """
-        before = self._sharing or processes
-        if self._sharing and _FEW_COME < processes / before < _FEW_GO:
+        before, is_first = self._sharing or processes, self._sharing is None
+        self._begin_together(processes, is_first=is_first)
+        if not is_first and _FEW_COME < processes / before < _FEW_GO:
             return
         self._sharing = processes
         if processes < before or self.phase is Phase.STEADY:
             self._move_to(self._base * before / processes)
             self._trials.clear()
             self._doubled_from = None
+
+    def _begin_together(self, processes: int, *, is_first: bool) -> None:
+        """Few at work on a server that nobody knows begin with as many as eight would.
+
+        Not when they have just come: those that start beside them are not counted yet.
+        """
+        if self._is_cold and not is_first:
+            self._is_cold = False
+            if self.phase is Phase.DOUBLING and self._base < _BEGIN_TOGETHER / processes:
+                self._move_to(_BEGIN_TOGETHER / processes)
+                self._doubled_from = None
 
     @property
     def _steps(self) -> Steps:

@@ -233,6 +233,15 @@ def test_a_process_takes_the_part_of_those_that_have_gone_and_gives_it_back():
     assert limits == [2.0, 2.0, 4.0, 16.0, 8.0, 2.0]
 
 
+@pytest.mark.parametrize(("processes", "limit"), [(1, 8.0), (2, 4.0), (8, 1.0), (16, 1.0)])
+def test_few_cold_processes_begin_with_as_many_as_eight_would(processes, limit):
+    controller = Controller(Aim(timeout=TIMEOUT))
+    controller.share_with(1)
+    assert controller.limit == 1.0
+    controller.share_with(processes)
+    assert controller.limit == limit
+
+
 def test_a_cold_process_is_not_made_smaller_by_those_that_start_beside_it():
     controller = Controller(Aim(timeout=TIMEOUT))
     for processes in (1, 8):
