@@ -102,7 +102,7 @@ def layout_faults(settings: Settings) -> list[Fault]:
     state = readiness(settings)
     if state.ok:
         return []
-    message = f"Pages are not read block by block until it answers. {state.message}"
+    message = f"Pages to be read block by block wait for it. {state.message}"
     return [Fault(name="layout_server", message=message)]
 
 

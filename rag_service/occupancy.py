@@ -115,11 +115,14 @@ class _Seen:
     limit: float | None
     limit_moves: bool
     backlog: int
+    # The last look found nothing at all; before it the server may have worked.
+    is_over: bool
 
     @classmethod
     def of(cls, samples: Sequence[Sample], feed: Feed) -> _Seen:
         running = [s.running for s in samples if s.running is not None]
         limits = [s.limit for s in samples if s.limit]
+        last = samples[-1]
         return cls(
             feed=feed,
             gauged=bool(running),
@@ -132,6 +135,7 @@ class _Seen:
             limit=_mean(limits) if limits else None,
             limit_moves=bool(limits) and max(limits) > _MOVES * min(limits),
             backlog=min(s.pages_waiting for s in samples),
+            is_over=not (last.running or last.waiting or last.in_flight or last.pages_waiting),
         )
 
     @property
@@ -145,7 +149,8 @@ class _Seen:
 
 
 def _idle(seen: _Seen) -> Judgement | None:
-    if seen.backlog or seen.in_flight >= _SOME_WAIT or seen.running >= _SOME_WAIT:
+    works = seen.backlog or seen.in_flight >= _SOME_WAIT or seen.running >= _SOME_WAIT
+    if works and not seen.is_over:
         return None
     return Judgement(Verdict.IDLE, "Nothing waits for it.")
 
@@ -162,7 +167,7 @@ def _serialising(seen: _Seen) -> Judgement | None:
         return None
     return Judgement(
         Verdict.SERIALISING,
-        f"It works on one request at a time while {seen.waiting:.0f} wait; one waiting is "
+        f"It works on one request at a time while {seen.waiting:.1f} wait; one waiting is "
         "enough. For more pages let the server batch (vLLM: --max-num-seqs, SGLang: "
         "--max-running-requests), or take one that does.",
     )
@@ -221,6 +226,8 @@ def _front_end_bound(seen: _Seen) -> Judgement | None:
 def _nothing_more(seen: _Seen) -> Judgement | None:
     if seen.backlog:
         return None
+    if seen.in_flight < _SOME_WAIT:
+        return Judgement(Verdict.IDLE, "No page of ours waits; what runs is another client's.")
     return Judgement(Verdict.IDLE, "The last pages are under way; no more wait for it.")
 
 

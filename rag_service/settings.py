@@ -91,8 +91,8 @@ __all__ = [
     "load_settings",
     "options",
     "unknown_variables",
+    "warn_of_doubtful_settings",
     "warn_of_unknown_variables",
-    "warn_of_unused_server",
 ]
 
 log = logging.getLogger(__name__)
@@ -339,12 +339,18 @@ def warn_of_unknown_variables(environment: Mapping[str, str]) -> list[str]:
     return unknown
 
 
-def warn_of_unused_server(settings: Settings) -> None:
-    """Log that a server which somebody named gets no page; once, where pages are about to go."""
+def warn_of_doubtful_settings(settings: Settings) -> None:
+    """Log what is allowed and hardly meant; once, where pages are about to be read."""
     if settings.ocr.transport == "runpod" and settings.ocr.base_url is not None:
         log.warning(
             "ocr.transport is runpod: pages go to the RunPod endpoint, and ocr.base_url "
             "(GLMOCR_BASE_URL) is not used."
+        )
+    if settings.ocr.layout == LayoutMode.REGIONS and settings.layout.model == "cdla":
+        log.warning(
+            "ocr.layout is regions and layout.model is cdla, whose boxes are too narrow on some "
+            "pages: what they do not hold is lost. Take pp_doclayout_v3 "
+            "(RAG_SERVICE_LAYOUT_MODEL), or RAG_SERVICE_OCR_LAYOUT=auto."
         )
 
 

@@ -22,7 +22,7 @@ from rag_service.knowledgebase.engine import DatabaseError, trouble
 from rag_service.logs import configure_logging
 from rag_service.memory import has_room
 from rag_service.pdf.shrink import warn_of_missing_shrinker
-from rag_service.settings import get_settings, warn_of_unused_server
+from rag_service.settings import get_settings, warn_of_doubtful_settings
 from rag_service.states import Stage
 from workers import drain
 from workers.identity import forks, set_forks, worker_id
@@ -133,7 +133,7 @@ def _set_up(instance: Any, **_: Any) -> None:
         # No page could travel. Only this gets out of a signal's handler.
         log.critical("There is no server to read with: %s", settings.unset_for_pages)
         raise SystemExit(2)
-    warn_of_unused_server(settings)
+    warn_of_doubtful_settings(settings)
     if settings.ocr.transport == "runpod" and settings.pdf.downsample_oversized:
         warn_of_missing_shrinker()
 

@@ -161,7 +161,12 @@ async def _require_answer(client: OcrClient) -> None:
     if answer.ok:
         return
     if answer.misconfigured:
-        raise ConfigurationError(answer.message)
+        way_out = (
+            "name one with --model"
+            if answer.other_model
+            else "this is no OpenAI-compatible server, or it wants another key (GLMOCR_API_KEY)"
+        )
+        raise ConfigurationError(f"{answer.message}; {way_out}.")
     raise ServiceUnreachable(answer.message)
 
 

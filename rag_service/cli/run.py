@@ -105,12 +105,12 @@ def run(
 
 def _check(settings: Settings, ocr: OcrMode | None) -> None:
     """Raises ConfigurationError; where no page goes to a server, none need be named."""
-    from rag_service.settings import warn_of_unused_server
+    from rag_service.settings import warn_of_doubtful_settings
 
     check_worker(settings)
     if ocr is not OcrMode.OFF:
         check_transport(settings)
-        warn_of_unused_server(settings)
+        warn_of_doubtful_settings(settings)
 
 
 @contextmanager

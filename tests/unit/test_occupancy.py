@@ -173,3 +173,16 @@ def test_every_verdict_has_a_sentence(seen, feed):
 def test_an_empty_server_with_pages_waiting_is_always_starved(pages, slots, feed):
     seen = minute(slots=slots, pages_waiting=pages)
     assert judge(seen, feed).verdict is Verdict.STARVED
+
+
+def test_a_server_that_has_just_run_out_of_work_is_idle_whatever_it_did_before():
+    busy = sample(running=1, waiting=2, in_flight=3, limit=3, slots=1)
+    assert judge([busy, busy, busy]).verdict is Verdict.SERIALISING
+    over = judge([busy, busy, busy, sample(slots=1)])
+    assert (over.verdict, over.sentence) == (Verdict.IDLE, "Nothing waits for it.")
+
+
+def test_what_another_client_has_running_is_not_called_ours():
+    found = judge(minute(running=5))
+    assert found.verdict is Verdict.IDLE
+    assert "another client" in found.sentence

@@ -21,8 +21,8 @@ from rag_service.settings import (
     Settings,
     load_settings,
     options,
+    warn_of_doubtful_settings,
     warn_of_unknown_variables,
-    warn_of_unused_server,
 )
 
 SECRETS = [option for option in options() if option.secret]
@@ -283,11 +283,22 @@ def test_all_that_pages_need_to_travel_is_named_at_once(monkeypatch, variables, 
 @pytest.mark.parametrize(("transport", "warns"), [("runpod", True), ("direct", False)])
 def test_a_server_that_gets_no_page_is_warned_about(monkeypatch, caplog, transport, warns):
     monkeypatch.setenv("RAG_SERVICE_OCR_TRANSPORT", transport)
-    warn_of_unused_server(load_settings())
+    warn_of_doubtful_settings(load_settings())
     assert not caplog.records
     monkeypatch.setenv("GLMOCR_BASE_URL", "http://gpu")
-    warn_of_unused_server(load_settings())
+    warn_of_doubtful_settings(load_settings())
     assert ("GLMOCR_BASE_URL" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "warns"),
+    [("regions", "cdla", True), ("auto", "cdla", False), ("regions", "pp_doclayout_v3", False)],
+)
+def test_regions_by_the_small_model_are_warned_about(monkeypatch, caplog, layout, model, warns):
+    monkeypatch.setenv("RAG_SERVICE_OCR_LAYOUT", layout)
+    monkeypatch.setenv("RAG_SERVICE_LAYOUT_MODEL", model)
+    warn_of_doubtful_settings(load_settings())
+    assert ("pp_doclayout_v3" in caplog.text) == warns
 
 
 def test_a_home_folder_is_expanded(monkeypatch):
