@@ -40,6 +40,14 @@ def _known_as(name: str) -> dict[str, Any]:
     return {"env": name}
 
 
+def _count_or_auto(value: Any) -> Any:
+    """One sentence in place of one for each type that it may have."""
+    text = str(value).strip()
+    if text == "auto" or (text.isdecimal() and int(text) >= 1):
+        return value
+    raise ValueError("must be a number from 1 on, or auto")
+
+
 def _address(url: str) -> str:
     """One spelling for one address: without a slash at its end."""
     parts = urlsplit(url)
@@ -204,7 +212,7 @@ class Ocr(Section):
         description="Documents in flight: forks of the ocr worker.",
         json_schema_extra=_known_as("OCR_WORKER_CONCURRENCY"),
     )
-    pages_in_flight: Count | Literal["auto"] = Field(
+    pages_in_flight: Annotated[Count | Literal["auto"], BeforeValidator(_count_or_auto)] = Field(
         description="Pages in flight a document: a number or `auto`.",
         json_schema_extra=_known_as("GLMOCR_PIPELINE_MAX_WORKERS"),
     )

@@ -23,6 +23,7 @@ from pydantic import (
     ValidationError,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from rag_service.errors import ConfigurationError
@@ -87,6 +88,7 @@ __all__ = [
     "Storage",
     "Worker",
     "get_settings",
+    "in_words",
     "is_chosen",
     "load_settings",
     "options",
@@ -373,8 +375,13 @@ def _explain(error: ValidationError) -> str:
         parts = [str(part) for part in problem["loc"]]
         option = next((by_key[k] for k in _prefixes(parts) if k in by_key), None)
         where = f" (environment: {option.env})" if option else ""
-        lines.append(f"{option.key if option else '.'.join(parts)}: {problem['msg']}{where}")
+        lines.append(f"{option.key if option else '.'.join(parts)}: {in_words(problem)}{where}")
     return "Bad settings: " + "; ".join(dict.fromkeys(lines))
+
+
+def in_words(problem: ErrorDetails) -> str:
+    """What pydantic says of a value, without its own name for the kind of error."""
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def _prefixes(parts: list[str]) -> Iterator[str]:

@@ -87,12 +87,14 @@ def _server(settings: Settings, url: str, model: str | None) -> Ocr:
     """The settings of requests, for this server. Raises ConfigurationError."""
     from pydantic import ValidationError
 
+    from rag_service.settings import in_words
+
     known = dict(settings.ocr)
     changed = {"base_url": url, "model": model or settings.ocr.model}
     try:
         return type(settings.ocr).model_validate(known | changed)
     except ValidationError as error:
-        raise ConfigurationError(f"{url}: {error.errors()[0]['msg']}") from error
+        raise ConfigurationError(f"{url}: {in_words(error.errors()[0])}") from error
 
 
 def _keep_quiet(_step: Step) -> None:

@@ -424,3 +424,13 @@ def test_a_lease_is_renewed_before_its_owner_stops_before_it_ends(times, monkeyp
     wrong = ["lease.renew_every"] if renew_every >= give_up_after else ["lease.seconds"]
     for key in (*wrong, "lease.give_up_after"):
         assert key in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "abc", "1.5"])
+def test_what_is_neither_a_number_nor_auto_is_refused_in_one_sentence(monkeypatch, value):
+    monkeypatch.setenv("GLMOCR_PIPELINE_MAX_WORKERS", value)
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings()
+    assert refused.value.message.count("GLMOCR_PIPELINE_MAX_WORKERS") == 1
+    assert "must be a number from 1 on, or auto" in refused.value.message
+    assert "Value error" not in refused.value.message
