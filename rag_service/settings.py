@@ -23,7 +23,6 @@ from pydantic import (
     ValidationError,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from rag_service.errors import ConfigurationError
@@ -379,9 +378,10 @@ def _explain(error: ValidationError) -> str:
     return "Bad settings: " + "; ".join(dict.fromkeys(lines))
 
 
-def in_words(problem: ErrorDetails) -> str:
+def in_words(problem: Mapping[str, Any]) -> str:
     """What pydantic says of a value, without its own name for the kind of error."""
-    return problem["msg"].removeprefix("Value error, ")
+    said: str = problem["msg"]
+    return said.removeprefix("Value error, ")
 
 
 def _prefixes(parts: list[str]) -> Iterator[str]:
