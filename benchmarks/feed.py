@@ -24,10 +24,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +47,7 @@ from benchmarks.peers.clients import (
 )
 from benchmarks.peers.instant import InstantServer
 from benchmarks.peers.trees import cpu_seconds, memory_mib
-from benchmarks.stack import RESULTS, Stack, running_stack
+from benchmarks.stack import RESULTS, Stack, apart, running_stack
 from rag_service.layout.types import Box
 from rag_service.states import LayoutMode
 
@@ -291,9 +289,7 @@ def compare(corpus: Path, peers: Peers) -> None:
               flush=True)  # fmt: skip
         results: dict[str, dict[str, list[Round]]] = {}
         for makers, given_layout in SERVICES:
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                job = pool.submit(measure_rows, makers, given_layout, peers, folder)
-                results |= job.result()
+            results |= apart(measure_rows, makers, given_layout, peers, folder)
     print()
     if peers.missing:
         print(f"Not kept, for some are absent: {peers.missing}")

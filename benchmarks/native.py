@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
 import shutil
 import statistics
@@ -23,14 +22,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus import CorpusFile, read_manifest, run_on_corpus
-from benchmarks.stack import RESULTS, Stack, running_stack
+from benchmarks.stack import RESULTS, Stack, apart, running_stack
 from rag_service.knowledgebase.views import PageView
 from rag_service.states import RunState, Stage
 
@@ -135,8 +133,7 @@ def copies(sheets: Sheets, count: int, tag: str, folder: Path) -> Sheets:
 
 def pymupdf_seconds(files: Sequence[Path]) -> float:
     """In a process of its own, so that nothing of ours is in its way."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_read_all, files).result()
+    return apart(_read_all, files)
 
 
 def _read_all(files: Sequence[Path]) -> float:

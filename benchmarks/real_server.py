@@ -22,14 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 
 import httpx
 
 from benchmarks import plot
 from benchmarks.peers.trees import memory_mib
-from benchmarks.stack import OCR, RESULTS, Stack, running_stack
+from benchmarks.stack import OCR, RESULTS, Stack, apart, running_stack
 from rag_service.knowledgebase import occupancy
 from rag_service.knowledgebase.gauges import read_gauges as read_counts
 from rag_service.ocr.gauges import Gauges, read_gauges
@@ -204,17 +203,6 @@ def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Nam
     )
 
 
-def measure_apart(
-    url: str, setting: str, scans: Sequence[Path], options: argparse.Namespace
-) -> Outcome:
-    """The same in a process of its own: connections to a database outlive the stack they were for.
-
-    A fresh one for each setting, so that none inherits another's connections either.
-    """
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as process:
-        return process.submit(measure, url, setting, scans, options).result()
-
-
 def _print(outcome: Outcome) -> None:
     print(
         f"{outcome.setting:>6} {outcome.pages_per_second:8.2f} pages/s  in flight "
@@ -270,7 +258,7 @@ def main() -> None:
         "cores": os.cpu_count(), "warm_up": options.warm_up, "seconds": options.seconds,
     }  # fmt: skip
     for setting in options.settings:
-        outcome = measure_apart(options.url.rstrip("/"), setting, scans, options)
+        outcome = apart(measure, options.url.rstrip("/"), setting, scans, options)
         _print(outcome)
         keep(options.name, [outcome], options.results, about)
 

@@ -21,10 +21,8 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.peers import sdk
@@ -47,7 +45,7 @@ from benchmarks.peers.simulated import Simulated, Times, own_answers, simulated
 from benchmarks.peers.trees import cpu_seconds, memory_mib
 from benchmarks.real_server import draw_all
 from benchmarks.simulated_batch import REPORT
-from benchmarks.stack import RESULTS, running_stack
+from benchmarks.stack import RESULTS, apart, running_stack
 from rag_service.states import LayoutMode
 
 # The report's documents have nine pages.
@@ -215,8 +213,7 @@ def compare(peers: Peers, documents: int, pages: int) -> None:
               f" pages; the server's limit {scans.pages / own:.3f}/s, {own:.1f} s")  # fmt: skip
         print(f"{'':24} {'seconds':>8} {'pages/s':>8} {'of limit':>9} {'asked':>6} {'answered':>9}"
               f" {'open':>5} {'PSS MiB':>8} {'CPU s':>6}", flush=True)  # fmt: skip
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            results = pool.submit(measure_ours, scans).result()
+        results = apart(measure_ours, scans)
         results |= measure_peers(peers, scans)
     _end(results, peers, load, (documents, pages))
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import psutil
 
@@ -26,6 +29,7 @@ from rag_service.spool import Spool
 from rag_service.states import TERMINAL, Stage
 from rag_service.storage import DocumentStore
 
+P, T = ParamSpec("P"), TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 OCR, SERVICE = Stage.OCR.value, "whole service"
@@ -107,6 +111,16 @@ class Stack:
         run_id = catalogue.shown_run_id(document_id)
         most = self.settings.limits.max_pages
         return catalogue.list_pages(run_id, limit=most) if run_id else []
+
+
+def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The function's result from a fresh process of its own.
+
+    For one stack after another, since connections to a database outlive the stack they were for,
+    and for what must have nothing of ours in its way.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(function, *args, **kwargs).result()
 
 
 @contextmanager

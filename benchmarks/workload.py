@@ -24,18 +24,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.peers.simulated import Simulated, Times, own_answers, simulated
 from benchmarks.peers.trees import cpu_seconds, memory_mib
 from benchmarks.real_server import draw_all
 from benchmarks.simulated_batch import SERVERS
-from benchmarks.stack import OCR, RESULTS, SERVICE, Stack, running_stack
+from benchmarks.stack import OCR, RESULTS, SERVICE, Stack, apart, running_stack
 from rag_service.knowledgebase import occupancy
 from rag_service.knowledgebase.views import DocumentView, PageStatus, PageView
 from rag_service.states import LayoutMode, RunState, Stage
@@ -327,12 +325,6 @@ def endings(case: Case, views: Sequence[DocumentView]) -> list[Ended]:
     ]
 
 
-def measure_apart(case: Case, folder: Path, known: float | None) -> Outcome:
-    """In a process of its own: connections to a database outlive the stack they were for."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(measure, case, folder, known).result()
-
-
 def show(outcome: Outcome) -> None:
     """One case's figures."""
     speed = outcome.speed
@@ -406,7 +398,7 @@ def measure_all(names: Sequence[str], folder: Path) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for name in names:
         known = outcomes[-1].found if outcomes and name == WARM.name else None
-        outcomes.append(measure_apart(CASES[name], folder, known))
+        outcomes.append(apart(measure, CASES[name], folder, known))
         show(outcomes[-1])
         if name == MANY.name:
             show_order(outcomes[-1])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Row, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.dialects.postgresql import insert as upsert
 
@@ -108,16 +108,15 @@ def load(url: str) -> FleetLoad:
     """What live forks have open on the server, and their limits together."""
     query = select(
         func.coalesce(func.sum(ForkLoad.in_flight), 0), func.sum(ForkLoad.limit_now)
-    ).where(ForkLoad.url == url, ForkLoad.seen_at > _ago(_LOAD_SECONDS))
+    ).where(*_live(url))
     with begin() as connection:
         return FleetLoad(*connection.execute(query).one())
 
 
 def forks_at_work(url: str) -> int:
     """Live forks that read pages of a document on the server."""
-    query = select(func.count()).where(ForkLoad.url == url, ForkLoad.seen_at > _ago(_LOAD_SECONDS))
     with begin() as connection:
-        return connection.scalars(query).one()
+        return connection.scalars(_live_forks(url)).one()
 
 
 def good_in_flight(url: str) -> float | None:
@@ -131,7 +130,7 @@ def note_good(url: str, a_fork: float) -> None:
 
     All together is kept: how many are at work next time is another matter.
     """
-    together = a_fork * max(1, forks_at_work(url))
+    together = a_fork * func.greatest(1, _live_forks(url).scalar_subquery())
     change = {"good_in_flight": together}
     with single() as connection:
         connection.execute(
@@ -285,6 +284,14 @@ def prune(seconds: float) -> int:
         connection.execute(delete(ForkLoad).where(ForkLoad.seen_at < _ago(60 * _LOAD_SECONDS)))
         dropped = connection.execute(delete(ServerSample).where(ServerSample.at < _ago(seconds)))
     return dropped.rowcount
+
+
+def _live(url: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return ForkLoad.url == url, ForkLoad.seen_at > _ago(_LOAD_SECONDS)
+
+
+def _live_forks(url: str) -> Select[int]:
+    return select(func.count()).where(*_live(url))
 
 
 def _ago(seconds: float) -> ColumnElement[object]:

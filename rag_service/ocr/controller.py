@@ -35,7 +35,7 @@ from rag_service.ocr.trials import (
 LEAST, MOST = 0.1, 1024
 _EXACT = 1e-9
 # A window is this many times an answer's time, and of one of few lengths, the same for all.
-_ANSWERS, _ANSWERS_BLIND, _ANSWERS_DOUBLING = 2.0, 3.0, 2.0
+_ANSWERS, _ANSWERS_BLIND = 2.0, 3.0
 _SHORTEST, _LONGER = 8.0, 1.5
 # So many requests together are no harm to a server that reads one at a time.
 _BEGIN_TOGETHER = 8
@@ -276,9 +276,8 @@ class Controller:
         self._cut(max(0.5, keep), now + max(6.0, drained_in))
 
     def _open_window(self, now: float) -> None:
-        answers = _ANSWERS if self._gauged else _ANSWERS_BLIND
-        if self.phase is Phase.DOUBLING:
-            answers = _ANSWERS_DOUBLING
+        is_quick = self._gauged or self.phase is Phase.DOUBLING
+        answers = _ANSWERS if is_quick else _ANSWERS_BLIND
         wanted = max(1.0, answers * (self._answer_seconds or 0.0) / _SHORTEST)
         length = _SHORTEST * _LONGER ** math.ceil(math.log(wanted, _LONGER))
         ends = (math.floor(now / length) + 1) * length
@@ -305,10 +304,8 @@ class Controller:
         in_flight = mean_in_flight(samples)
         if in_flight < 0.7 * self.limit * self._busy_share():
             return None
-        times, tokens = (
-            self._by_times(in_flight, since),
-            tokens_a_second(samples, self._answer_seconds),
-        )
+        times = self._by_times(in_flight, since)
+        tokens = tokens_a_second(samples, self._answer_seconds)
         if times is None and tokens is None:
             return None
         seen = [s.gauges for s in samples if s.gauges]

@@ -99,6 +99,7 @@ def _at(counts: Sequence[tuple[float, float]], when: float) -> float:
 
 
 def enough_waiting(running: float) -> float:
+    """Requests that may wait in a server that runs so many."""
     return max(_WAITING_LEAST, _WAITING_SHARE * running)
 
 
@@ -121,5 +122,6 @@ def mean_in_flight(samples: Sequence[Sample]) -> float:
 
 
 def mean(values: Iterable[float]) -> float:
+    """Of one value at least."""
     kept = list(values)
     return sum(kept) / len(kept)
