@@ -75,6 +75,7 @@ class Outcome:
     worker_mib: float
     failed: int
     verdict: str
+    warm_up: float
     looks: list[Look] = field(default_factory=list)
 
 
@@ -123,9 +124,10 @@ def working(
         "OCR_MAX_TOKENS": str(options.max_tokens),
         "RAG_SERVICE_OCR_DPI": str(options.dpi),
         "RAG_SERVICE_OCR_LAYOUT": options.layout,
-        # One fork is kept for interactive documents, of which there are none here.
         "RAG_SERVICE_OCCUPANCY_SAMPLE_EVERY": "5",
     }
+    if options.slots:
+        ocr["RAG_SERVICE_OCCUPANCY_SLOTS"] = str(options.slots)
     with running_stack(durable=False, ocr=ocr) as stack:
         maintenance, reader, preparer = stack.plan.workers()
         stack.start([maintenance, preparer])
@@ -199,6 +201,7 @@ def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Nam
         worker_mib=max(look.worker_mib for look in counted),
         failed=failed,
         verdict=statistics.mode(s.judgement.verdict.value for s in samples) if samples else "",
+        warm_up=options.warm_up,
         looks=looks,
     )
 
@@ -244,6 +247,8 @@ def main() -> None:
     parser.add_argument("--dpi", type=int, default=150)
     parser.add_argument("--layout", default="page")
     parser.add_argument("--max-tokens", type=int, default=1000)
+    parser.add_argument("--slots", type=int, help="that the server has, if it does not say so")
+    # One fork is kept for interactive documents, which these are so that all forks take them.
     parser.add_argument("--priority", default="interactive")
     parser.add_argument("--scans", type=Path, default=Path("/tmp/rag-bench-scans"))
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -255,7 +260,7 @@ def main() -> None:
     about = {
         "server": options.name, "forks": options.forks, "dpi": options.dpi,
         "layout": options.layout, "answer_tokens": options.max_tokens,
-        "cores": os.cpu_count(), "warm_up": options.warm_up, "seconds": options.seconds,
+        "slots": options.slots, "cores": os.cpu_count(), "seconds": options.seconds,
     }  # fmt: skip
     for setting in options.settings:
         outcome = apart(measure, options.url.rstrip("/"), setting, scans, options)
