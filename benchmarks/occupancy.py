@@ -1,6 +1,6 @@
 """How full a server is kept: `auto` against the best fixed setting, on servers of four kinds.
 
-    python -m benchmarks.occupancy [--servers report fast …] [--full] [--plots]
+    python -m benchmarks.occupancy [--servers report fast …] [--full] [--no-plots]
 
 Eight processes without a word between them, each with the product's own limiter, ask a simulated
 server (simulated_batch.py) in virtual time; the first two minutes, from cold, are not counted.
@@ -36,7 +36,7 @@ MANY_PAGES_A_SECOND, SHORTER = 4.0, 1200.0
 LOOK_EVERY = 10.0
 SEEDS = (1, 2, 3)
 SWEEP = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-SHOWN = ("serial", "report", "front end", "fast")
+SHOWN = ("serial", "report", "front end", "fast", "h200")
 MEDIANS = ("documents_an_hour", "seconds_an_answer", "in_flight", "running", "waiting")
 # Of what runs at the best setting with the shortest answers.
 FULL = 0.95

@@ -3,10 +3,13 @@
     python -m benchmarks.real_server http://127.0.0.1:5002 --name h200 --settings auto 4 8
 
 Each setting gets a process with PostgreSQL, Valkey and workers of its own, and scans of which
-no two pages are alike; pages are counted as they are stored, after a warm-up from cold. Prints
-pages a second, what was in flight, the server's gauges and the verdict; writes
-results/real_server_NAME.json and a plot of each setting. A fixed setting is pages in flight a
-document, so all in all it is times the forks.
+no two pages are alike and documents differ in length, after a warm-up from cold. Prints answers a
+second by the server's tokens, pages a second as they are stored, what was in flight, the server's
+gauges and the verdict; writes results/real_server_NAME.json and a plot of each setting. A fixed
+setting is pages in flight a document, so all in all it is times the forks.
+
+Of a model with made-up weights each answer is cut at `--max-tokens`, so every page is asked for
+twice and answers come back in lumps: there the tokens, which flow evenly, are what to compare.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class Look:
 
     at: float
     done: int
+    tokens: float | None
     in_flight: int
     running: float | None
     waiting: float | None
@@ -68,6 +72,7 @@ class Outcome:
     """A setting and what it brought after its warm-up."""
 
     setting: str
+    answers_per_second: float | None
     pages_per_second: float
     in_flight: float
     running: float | None
@@ -134,7 +139,7 @@ def working(
         chosen = stack.options(ocr="force", priority=options.priority)
         for path in scans:
             stack.take_in(path, chosen)
-        _await_planned(len(scans) * options.pages)
+        _await_planned(sum(sizes(options.documents, options.pages)))
         stack.start([reader])
         yield stack
 
@@ -162,8 +167,9 @@ def watch(stack: Stack, url: str, total: int, seconds: float) -> list[Look]:
             gauges = _gauges(http)
             looks.append(
                 Look(
-                    round(now, 2), total - left, occupancy.in_flight(url),
-                    gauges.running if gauges else None, gauges.waiting if gauges else None,
+                    round(now, 2), total - left, gauges.tokens if gauges else None,
+                    occupancy.in_flight(url), gauges.running if gauges else None,
+                    gauges.waiting if gauges else None,
                     round(memory_mib(stack.trees())[OCR], 1),
                 )
             )  # fmt: skip
@@ -181,9 +187,14 @@ def _gauges(http: httpx.Client) -> Gauges | None:
     return asyncio.run(ask())
 
 
+def sizes(documents: int, pages: int) -> list[int]:
+    """Pages of each document, `pages` on average: those that began together do not end together."""
+    return [pages + round(pages * (number % 9 - 4) / 8) for number in range(documents)]
+
+
 def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Namespace) -> Outcome:
     """One setting from cold; the warm-up is looked at and not counted."""
-    total = len(scans) * options.pages
+    total = sum(sizes(options.documents, options.pages))
     with working(url, setting, scans, options) as stack:
         looks = watch(stack, url, total, options.warm_up + options.seconds)
         samples = occupancy.samples(url, options.seconds)
@@ -194,6 +205,7 @@ def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Nam
     waiting = [look.waiting for look in counted if look.waiting is not None]
     return Outcome(
         setting=setting,
+        answers_per_second=_answers_per_second(first, last, options.max_tokens),
         pages_per_second=round((last.done - first.done) / (last.at - first.at), 3),
         in_flight=round(statistics.fmean(look.in_flight for look in counted), 1),
         running=round(statistics.fmean(running), 1) if running else None,
@@ -206,9 +218,17 @@ def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Nam
     )
 
 
+def _answers_per_second(first: Look, last: Look, tokens: int) -> float | None:
+    """By the server's tokens, where it counts them and all answers are as long as they may be."""
+    if first.tokens is None or last.tokens is None:
+        return None
+    return round((last.tokens - first.tokens) / tokens / (last.at - first.at), 3)
+
+
 def _print(outcome: Outcome) -> None:
     print(
-        f"{outcome.setting:>6} {outcome.pages_per_second:8.2f} pages/s  in flight "
+        f"{outcome.setting:>6} {outcome.answers_per_second} answers/s "
+        f"{outcome.pages_per_second:8.2f} pages/s  in flight "
         f"{outcome.in_flight:6.1f}  running {outcome.running}  waiting {outcome.waiting}  "
         f"worker {outcome.worker_mib:.0f} MiB  failed {outcome.failed}  {outcome.verdict}",
         flush=True,
@@ -256,7 +276,7 @@ def main() -> None:
     if options.url is None:
         print("Give the URL of a real OCR server; this measures nothing without one.")
         return
-    scans = draw_all(options.scans, [options.pages] * options.documents, options.dpi)
+    scans = draw_all(options.scans, sizes(options.documents, options.pages), options.dpi)
     about = {
         "server": options.name, "forks": options.forks, "dpi": options.dpi,
         "layout": options.layout, "answer_tokens": options.max_tokens,

@@ -10,8 +10,8 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field, replace
 
 _SOON = 1e-9
 
@@ -20,8 +20,11 @@ _SOON = 1e-9
 class Rates:
     """A server. Rates are a second and for all requests together; `decode_one` is for one alone.
 
-    `front`: pictures decoded; `prefill`: vision tokens; `decode`: answer tokens; `cache`: tokens
-    that its KV cache holds. `serial`: least and most seconds a page where it reads one at a time.
+    `front`: pictures decoded, all that are there side by side; `prefill`: vision tokens; `decode`:
+    answer tokens; `cache`: tokens that its KV cache holds. `serial`: least and most seconds a page
+    where it reads one at a time. `bends`: each request more makes all others slower, in place of
+    none until the rate is reached. `beside_prefill`: the share of the decode pace that is left
+    while a picture is taken in.
     """
 
     name: str
@@ -36,6 +39,8 @@ class Rates:
     # Answers are this share longer or shorter.
     spread: float = 0.3
     serial: tuple[float, float] | None = None
+    bends: bool = False
+    beside_prefill: float = 1.0
 
 
 # The report's: Gemma4 on vLLM; 4 in flight give 87 documents of 9 pages an hour, 64 give 222.
@@ -49,12 +54,15 @@ FAST = Rates(
     "fast", 256, prefill=60_000, decode=12_000, decode_one=100,
     vision_tokens=2772, answer_tokens=1000,
 )  # fmt: skip
-# vLLM with GLM-OCR on an H200, pages of 150 DPI through one front end, as measured.
+# vLLM with GLM-OCR on an H200, pages of 150 DPI, as measured: 1.9 pages/s with 8 in flight, 4.1
+# with 32, 5.5 with 64; pages that were sent together stay together.
 H200 = Rates(
-    "h200", 64, front=6.0, prefill=37_000, decode=6800, decode_one=300,
-    vision_tokens=2772, answer_tokens=1000,
+    "h200", 64, front=20.0, prefill=37_000, decode=18_000, decode_one=318,
+    vision_tokens=2772, answer_tokens=1000, bends=True, beside_prefill=0.05,
 )  # fmt: skip
-SERVERS = {rates.name: rates for rates in (SERIAL, REPORT, FRONT_END, FAST, H200)}
+# The same with answers that are all equally long, as a model with made-up weights gives them.
+LOCKSTEP = replace(H200, name="lockstep", spread=0.0)
+SERVERS = {rates.name: rates for rates in (SERIAL, REPORT, FRONT_END, FAST, H200, LOCKSTEP)}
 
 
 @dataclass(slots=True)
@@ -62,6 +70,40 @@ class _Page:
     key: Hashable
     vision: float
     answer: float
+
+
+@dataclass
+class _Shared:
+    """Pages that all get on alike; each ends when the progress of all has reached its own."""
+
+    progress: float = 0.0
+    _order: int = 0
+    _pages: list[tuple[float, int, _Page]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __iter__(self) -> Iterator[_Page]:
+        return (page for _, _, page in self._pages)
+
+    def add(self, page: _Page, work: float) -> None:
+        self._order += 1
+        heapq.heappush(self._pages, (self.progress + work, self._order, page))
+
+    def remove(self, key: Hashable) -> None:
+        self._pages = [entry for entry in self._pages if entry[2].key != key]
+        heapq.heapify(self._pages)
+
+    def seconds_left(self, pace: float) -> float:
+        """Until the first ends."""
+        return (self._pages[0][0] - self.progress) / pace if self._pages else math.inf
+
+    def ended(self) -> list[_Page]:
+        """Those that are done, taken out."""
+        done = []
+        while self._pages and self._pages[0][0] <= self.progress + _SOON:
+            done.append(heapq.heappop(self._pages)[2])
+        return done
 
 
 @dataclass
@@ -74,15 +116,11 @@ class Batch:
     prompt_tokens: float = 0.0
     answer_tokens: float = 0.0
     finished: int = 0
-    _front: deque[_Page] = field(default_factory=deque)
-    _front_left: float = 0.0
+    _front: _Shared = field(default_factory=_Shared)
     _queue: deque[_Page] = field(default_factory=deque)
     _prefill: deque[_Page] = field(default_factory=deque)
     _prefill_left: float = 0.0
-    # Each decoding page by the decode progress at which it is done; all progress alike.
-    _decode: list[tuple[float, int, _Page]] = field(default_factory=list)
-    _progress: float = 0.0
-    _order: int = 0
+    _decode: _Shared = field(default_factory=_Shared)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -112,33 +150,24 @@ class Batch:
         if math.isinf(self.rates.front):
             self._wait(page)
             return
-        self._front.append(page)
-        if len(self._front) == 1:
-            self._front_left = 1 / self.rates.front
+        self._front.add(page, 1.0)
 
     def leave(self, key: Hashable) -> None:
         """Its client has gone."""
-        if self._front and self._front[0].key == key:
-            self._front_left = 1 / self.rates.front
         if self._prefill and self._prefill[0].key == key:
             self._begin_prefill(skip=1)
-        for line in (self._front, self._queue, self._prefill):
+        for line in (self._queue, self._prefill):
             for page in [page for page in line if page.key == key]:
                 line.remove(page)
-        self._decode = [entry for entry in self._decode if entry[2].key != key]
-        heapq.heapify(self._decode)
+        for shared in (self._front, self._decode):
+            shared.remove(key)
         self._fill()
 
     def next_event(self) -> float:
         """When something ends next; infinity where nothing is going on."""
-        ends = []
-        if self._front:
-            ends.append(self._front_left)
-        if self._prefill:
-            ends.append(self._prefill_left / self.rates.prefill)
-        if self._decode:
-            ends.append((self._decode[0][0] - self._progress) / self._pace())
-        return self.now + max(0.0, min(ends)) if ends else math.inf
+        taken_in = self._prefill_left / self.rates.prefill if self._prefill else math.inf
+        front = self._front.seconds_left(self._front_pace())
+        return self.now + max(0.0, min(front, taken_in, self._decode.seconds_left(self._pace())))
 
     def advance(self, until: float) -> list[Hashable]:
         """Let time pass; the requests that were answered, in order."""
@@ -152,33 +181,37 @@ class Batch:
         """Up to the next event at most."""
         self.now += seconds
         done = self._pace() * seconds
-        self._progress += done
         self.answer_tokens += done * len(self._decode)
-        self._front_left -= seconds
+        self._decode.progress += done
+        self._front.progress += self._front_pace() * seconds
         if self._prefill:
             self._prefill_left -= self.rates.prefill * seconds
             self.prompt_tokens += self.rates.prefill * seconds
         return self._ended()
 
     def _ended(self) -> list[Hashable]:
-        answered = []
-        while self._decode and self._decode[0][0] <= self._progress + _SOON:
-            answered.append(heapq.heappop(self._decode)[2].key)
+        answered = [page.key for page in self._decode.ended()]
         self.finished += len(answered)
-        if self._front and self._front_left <= _SOON:
-            self._wait(self._front.popleft())
-            self._front_left = 1 / self.rates.front
+        for page in self._front.ended():
+            self._wait(page)
         if self._prefill and self._prefill_left <= _SOON * self.rates.prefill:
-            self._start_decode(self._prefill.popleft())
+            page = self._prefill.popleft()
+            self._decode.add(page, page.answer)
             self._begin_prefill()
         self._fill()
         return answered
 
+    def _front_pace(self) -> float:
+        """The share of a picture decoded a second, of each that is there."""
+        return self.rates.front / max(1, len(self._front))
+
     def _pace(self) -> float:
         """Answer tokens a second of each decoding page."""
-        if not self._decode:
-            return 0.0
-        return min(self.rates.decode_one, self.rates.decode / len(self._decode))
+        rates, each = self.rates, self.rates.decode / max(1, len(self._decode))
+        pace = min(rates.decode_one, each)
+        if rates.bends:
+            pace = 1 / (1 / rates.decode_one + 1 / each)
+        return pace * (rates.beside_prefill if self._prefill else 1.0)
 
     def _drawn(self, key: Hashable) -> _Page:
         rates = self.rates
@@ -195,7 +228,7 @@ class Batch:
         while self._queue and self.running < self.rates.slots and self._has_room(self._queue[0]):
             page = self._queue.popleft()
             if math.isinf(self.rates.prefill) or page.vision == 0:
-                self._start_decode(page)
+                self._decode.add(page, page.answer)
                 continue
             self._prefill.append(page)
             if len(self._prefill) == 1:
@@ -207,13 +240,9 @@ class Batch:
     def _held(self) -> float:
         if math.isinf(self.rates.cache):
             return 0.0
-        held = [*self._prefill, *(page for _, _, page in self._decode)]
+        held = [*self._prefill, *self._decode]
         return sum(page.vision + page.answer for page in held)
 
     def _begin_prefill(self, skip: int = 0) -> None:
         if len(self._prefill) > skip:
             self._prefill_left = self._prefill[skip].vision
-
-    def _start_decode(self, page: _Page) -> None:
-        self._order += 1
-        heapq.heappush(self._decode, (self._progress + page.answer, self._order, page))

@@ -16,7 +16,7 @@ from rag_service.knowledgebase import leases, occupancy, pages, runs, servers
 from rag_service.knowledgebase.engine import DatabaseError, trouble
 from rag_service.knowledgebase.pages import PendingPage, StoredPage
 from rag_service.knowledgebase.servers import ServerRecord
-from rag_service.ocr.limiter import Load
+from rag_service.ocr.limiter import Load, Together
 from rag_service.parsers.base import PageResult, PageTask, ParseJob, Region
 from rag_service.parsers.registry import make_parser
 from rag_service.settings import get_settings
@@ -176,18 +176,19 @@ class Watch:
         together = await self._held.call(lambda: occupancy.good_in_flight(_url()))
         return together and together / get_settings().ocr.worker_concurrency
 
-    async def report(self, load: Load) -> int | None:
-        """Note what is open, now and then; and what was found to be right."""
+    async def report(self, load: Load) -> Together | None:
+        """Note what is open, now and then; and what all together found to be right."""
         if time.monotonic() - self._reported_at < _LOAD_NOTE_SECONDS:
             return None
         self._reported_at = time.monotonic()
         await self._held.call(
             lambda: occupancy.report_load(_fork(), _url(), load.in_flight, load.limit)
         )
-        good = load.good
-        if good is not None:
+        fleet = await self._held.call(lambda: occupancy.load(_url()))
+        good = fleet.limit and fleet.limit / get_settings().ocr.server_share
+        if load.is_settled and good:
             await self._held.call(lambda: occupancy.note_good(_url(), good))
-        return await self._held.call(lambda: occupancy.forks_at_work(_url()))
+        return Together(fleet.forks, fleet.limit)
 
     async def _note(self) -> None:
         self._unnoted = False

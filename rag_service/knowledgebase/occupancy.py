@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Row, Select, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.dialects.postgresql import insert as upsert
 
@@ -33,8 +33,9 @@ _RATE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """What all live forks together have open on a server, and would let be open."""
+    """Live forks at work on a server; what all have open, and would usually let be open."""
 
+    forks: int
     in_flight: int
     limit: float | None
 
@@ -107,16 +108,10 @@ def in_flight(url: str) -> int:
 def load(url: str) -> FleetLoad:
     """What live forks have open on the server, and their limits together."""
     query = select(
-        func.coalesce(func.sum(ForkLoad.in_flight), 0), func.sum(ForkLoad.limit_now)
+        func.count(), func.coalesce(func.sum(ForkLoad.in_flight), 0), func.sum(ForkLoad.limit_now)
     ).where(*_live(url))
     with begin() as connection:
         return FleetLoad(*connection.execute(query).one())
-
-
-def forks_at_work(url: str) -> int:
-    """Live forks that read pages of a document on the server."""
-    with begin() as connection:
-        return connection.scalars(_live_forks(url)).one()
 
 
 def good_in_flight(url: str) -> float | None:
@@ -125,12 +120,8 @@ def good_in_flight(url: str) -> float | None:
         return connection.scalar(select(OcrServer.good_in_flight).where(OcrServer.url == url))
 
 
-def note_good(url: str, a_fork: float) -> None:
-    """A fork found this number right for itself, and so for each that is at work beside it.
-
-    All together is kept: how many are at work next time is another matter.
-    """
-    together = a_fork * func.greatest(1, _live_forks(url).scalar_subquery())
+def note_good(url: str, together: float) -> None:
+    """So many in flight, of all forks together, were found right."""
     change = {"good_in_flight": together}
     with single() as connection:
         connection.execute(
@@ -288,10 +279,6 @@ def prune(seconds: float) -> int:
 
 def _live(url: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return ForkLoad.url == url, ForkLoad.seen_at > _ago(_LOAD_SECONDS)
-
-
-def _live_forks(url: str) -> Select[int]:
-    return select(func.count()).where(*_live(url))
 
 
 def _ago(seconds: float) -> ColumnElement[object]:

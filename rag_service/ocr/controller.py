@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -28,6 +28,7 @@ from rag_service.ocr.trials import (
     gain_of,
     have_others_left,
     mean,
+    mean_gain,
     mean_in_flight,
     tokens_a_second,
 )
@@ -45,10 +46,14 @@ _FEW_COME, _FEW_GO = 0.76, 1.32
 _TIMES_ENOUGH = 2
 # Answers that take so many times the shortest wait in a queue somewhere.
 _QUEUED = 2.2
+_LATE = 2.9
 # Windows without a change that show how much a signal wavers.
 _WAVERINGS = 3
 # The first part of a window still shows what was before it.
 _SETTLING = 0.4
+# Answers' times until a server has felt a doubling, and then until that has shown what it brings:
+# more than one, since requests that went out together come back together.
+_FELT, _FELT_BLIND, _SHOWN = 1.0, 2.0, 1.2
 _WINDOWS_IN_CYCLE, _LESS_AT, _MORE_AT = 4, 0, 2
 _KEPT_WINDOWS = 40
 # No answer may come near the client's time-out: beyond this share of it less is sent.
@@ -59,7 +64,12 @@ _PATIENCE = 1.2
 _IDLE_SHARE = 0.03
 _LEAN_WAITING = 2.5
 # The share of a step that must come back as throughput.
-_WORTH, _WORTH_BLIND, _PLENTY = 0.18, 0.35, 0.6
+_WORTH, _WORTH_FEW, _PLENTY = 0.18, 0.35, 0.6
+_ANSWERS_TELL = 6
+# So much less than it is worth is clear at the first look.
+_CLEAR = 0.33
+# The part of the difference to others that goes in one window; less of it stays.
+_EVENING, _EVEN_ENOUGH = 0.3, 0.1
 # Windows that make a mean worth believing.
 _ENOUGH = 2
 
@@ -129,29 +139,36 @@ class Controller:
         self._last_seconds = 0.0
         self._used = self._owed = 0.0
         self._accounted_at: float | None = None
-        self._moved_at = -math.inf
+        self._moved_at = math.inf
         self._latencies: deque[tuple[float, float]] = deque(maxlen=500)
         self._samples: deque[Sample] = deque(maxlen=4096)
         self._window: _Window | None = None
         self._doubled_from: Trial | None = None
+        self._lost = (0.0, 0.0)
         self._doubted = False
         self._trials: deque[Trial] = deque()
         self._sharing: int | None = None
+        self._beside = 0
+        self._even: float | None = None
         self._is_cold = start is None
         self._no_cut_before = -math.inf
         self._gauged = self._is_invited = False
         self._chance = chance or random.Random()
 
     @property
-    def good(self) -> float | None:
-        """What the search holds for right, without a trial that may be under way."""
-        return self._base if self.phase is Phase.STEADY else None
+    def is_settled(self) -> bool:
+        """Whether the usual number was found to be right."""
+        return self.phase is Phase.STEADY
+
+    @property
+    def usual(self) -> float:
+        """The limit, but for a trial that may be under way."""
+        return max(LEAST, self._base * self._aim.share)
 
     @property
     def limit(self) -> float:
         """Requests to keep open now, as a mean over time: 1.5 is one and two by turns."""
-        on_trial = self._limit != self._base
-        return self._limit if on_trial else max(LEAST, self._base * self._aim.share)
+        return self._limit if self._limit != self._base else self.usual
 
     def admits(self, in_flight: int, now: float) -> bool:
         """Whether one more request goes out now; asked whenever that may have changed."""
@@ -201,12 +218,15 @@ class Controller:
             self._close_window(self._window, now)
             self._open_window(now)
 
-    def share_with(self, processes: int) -> None:
-        """So many are at work on the server, this one included.
+    def share_with(self, processes: int, together: float | None = None) -> None:
+        """So many are at work on the server, this one included; `together`: all their usuals.
 
         What is right for the server stays, whoever sends it: the others' part is taken when they
         have run out of pages, and given back when they return.
         """
+        is_known = together is not None and processes == self._beside
+        self._even = together / processes / self._aim.share if together and is_known else None
+        self._beside = processes
         before, is_first = self._sharing or processes, self._sharing is None
         self._begin_together(processes, is_first=is_first)
         if not is_first and _FEW_COME < processes / before < _FEW_GO:
@@ -240,6 +260,7 @@ class Controller:
         # Time without enough to send must not be made up for by many at once.
         self._owed = min(most, owed)
         self._used += self._open * passed
+        self._moved_at = min(self._moved_at, now)
         self._accounted_at, self._open = now, in_flight
 
     def _is_safe(self, factor: float) -> bool:
@@ -260,7 +281,7 @@ class Controller:
     def _move_to(self, base: float) -> None:
         self._base = min(MOST, max(LEAST, base))
         self._limit = self._base
-        self._moved_at = self._accounted_at or -math.inf
+        self._moved_at = math.inf if self._accounted_at is None else self._accounted_at
 
     def _shed_waiting(self, now: float) -> None:
         """More than a few wait in the server: send so much less that these few remain."""
@@ -269,58 +290,65 @@ class Controller:
             return
         running, waiting = mean(g.running for g in last), mean(g.waiting for g in last)
         allowed = enough_waiting(running)
-        if waiting <= 2 * allowed:
+        # What a trial sends beyond what was right may wait until the trial is over.
+        tried = max(0.0, 1 - self._base / self._limit) * (running + waiting)
+        if waiting <= 2 * allowed + tried:
             return
-        drained_in = _PATIENCE * (self._answer_seconds or _SHORTEST)
         keep = (running + allowed) / (running + waiting)
-        self._cut(max(0.5, keep), now + max(6.0, drained_in))
+        self._cut(max(0.5, keep), now + max(6.0, self._drained_in()))
+
+    def _drained_in(self) -> float:
+        """Seconds until what waits in the server shows that less is sent."""
+        return _PATIENCE * (self._answer_seconds or _SHORTEST)
 
     def _open_window(self, now: float) -> None:
-        is_quick = self._gauged or self.phase is Phase.DOUBLING
-        answers = _ANSWERS if is_quick else _ANSWERS_BLIND
-        wanted = max(1.0, answers * (self._answer_seconds or 0.0) / _SHORTEST)
-        length = _SHORTEST * _LONGER ** math.ceil(math.log(wanted, _LONGER))
+        answers = _ANSWERS if self._gauged else _ANSWERS_BLIND
+        is_quick = self.phase is Phase.DOUBLING
+        length = _window_of(0.0 if is_quick else answers * (self._answer_seconds or 0.0))
         ends = (math.floor(now / length) + 1) * length
         if ends - now < 0.6 * length:
             ends += length
         self._window = _Window(now, ends, length, self._limit)
 
     def _close_window(self, window: _Window, now: float) -> None:
-        measured = self._measured(window, now)
-        if measured is None:
-            return
         if self.phase is Phase.DOUBLING:
-            self._double(measured)
+            self._look_at_doubling(now)
             return
-        self._judge(measured, window)
-        self._try_next(measured, window, now)
+        measured = self._measured(window, window.began + _SETTLING * (now - window.began), now)
+        if measured is not None:
+            self._judge(measured, window)
+            self._try_next(measured, window, now)
 
-    def _measured(self, window: _Window, now: float) -> Trial | None:
-        """The window's throughput; None where it was not ours to use up, or nothing was seen."""
-        since = window.began + _SETTLING * (now - window.began)
+    def _measured(self, window: _Window, since: float, now: float) -> Trial | None:
+        """The throughput; None where the limit was not used up, or nothing was seen."""
         samples = [s for s in self._samples if s.at > since]
         if len(samples) < 2 or self._limit != window.limit:
             return None
         in_flight = mean_in_flight(samples)
         if in_flight < 0.7 * self.limit * self._busy_share():
             return None
-        times = self._by_times(in_flight, since)
-        tokens = tokens_a_second(samples, self._answer_seconds)
+        seconds = self._answers_since(since)
+        times = self._by_times(in_flight, seconds)
+        tokens = tokens_a_second(samples, mean(seconds) if seconds else self._answer_seconds)
         if times is None and tokens is None:
             return None
         seen = [s.gauges for s in samples if s.gauges]
         if not seen:
-            return Trial(now, window.limit, times, tokens)
+            return Trial(now, window.limit, times, tokens, len(seconds))
         idle = mean(g.running == 0 for g in seen)
         running, waiting = mean(g.running for g in seen), mean(g.waiting for g in seen)
-        return Trial(now, window.limit, times, tokens, idle, running, waiting)
+        return Trial(now, window.limit, times, tokens, len(seconds), idle, running, waiting)
 
     def _busy_share(self) -> float:
         """Below one the limit itself is the share of time that something is open."""
         return 1.0 if self.limit >= 1 else 0.5
 
-    def _by_times(self, in_flight: float, since: float) -> float | None:
-        seconds = [seconds for at, seconds in self._latencies if at > since]
+    def _answers_since(self, since: float) -> list[float]:
+        """How long each took; while the search doubles, of those sent at this limit."""
+        sent = self._moved_at if self.phase is Phase.DOUBLING else -math.inf
+        return [took for at, took in self._latencies if at > since and at - took >= sent]
+
+    def _by_times(self, in_flight: float, seconds: Sequence[float]) -> float | None:
         if len(seconds) < (_TIMES_ENOUGH if self._gauged else 1):
             return None
         usual = mean(seconds)
@@ -328,14 +356,29 @@ class Controller:
         self._least_seconds = min(self._least_seconds * 1.01, usual)
         return in_flight / usual
 
+    def _look_at_doubling(self, now: float) -> None:
+        """Go on once the server has shown what this limit brings."""
+        seconds = self._answers_since(self._moved_at)
+        # The first in a server's queue does not know of those behind it.
+        if not seconds or (not self._gauged and len(self._latencies) < _ENOUGH):
+            return
+        usual = mean(seconds)
+        felt = _FELT if self._gauged else _FELT_BLIND
+        # Not quite, since windows end a beat late.
+        if now - self._moved_at < 0.9 * _window_of((felt + _SHOWN) * usual):
+            return
+        felt_at = self._moved_at + felt * usual
+        window = _Window(self._moved_at, now, now - self._moved_at, self._limit)
+        measured = self._measured(window, felt_at, now)
+        if measured is not None:
+            self._double(measured)
+
     def _double(self, measured: Trial) -> None:
         """Twice as many for as long as that is worth it."""
-        if not self._knows_the_limit():
-            return
         before, self._doubled_from = self._doubled_from, measured
         if before is not None and measured.limit > before.limit:
-            gain = None if have_others_left(before, measured) else gain_of(before, measured)
-            if gain is not None and gain < (_WORTH if self._gauged else _WORTH_BLIND):
+            gain = None if have_others_left(before, measured) else mean_gain(before, measured)
+            if gain is not None and gain < self._worth(before, measured):
                 self._doubted = not self._doubted
                 if self._doubted:
                     self._doubled_from = before
@@ -343,19 +386,16 @@ class Controller:
                     self._settle(before.limit * 1.2)
                 return
         self._doubted = False
-        if not measured.is_crowded and self._may_add(2.0):
+        # Where answers wait already, who doubles alone sees what it takes from the others.
+        if not measured.is_crowded and not self._waits(measured) and self._may_add(2.0):
             self._move_to(2 * self._base)
         else:
             self._settle(self._base)
 
-    def _knows_the_limit(self) -> bool:
-        """Whether a request was answered that was sent at this limit, and not the first of all.
-
-        The first in a server's queue does not know of those behind it.
-        """
-        at, seconds = self._latencies[-1] if self._latencies else (-math.inf, 0.0)
-        seen_queue = self._gauged or len(self._latencies) > 1
-        return seen_queue and at - seconds >= self._moved_at
+    def _worth(self, before: Trial, after: Trial) -> float:
+        """The share of a doubling that must come back; more where few answers tell of it."""
+        told = min(before.answers, after.answers) >= _ANSWERS_TELL
+        return _WORTH if self._gauged or told else _WORTH_FEW
 
     def _judge(self, measured: Trial, window: _Window) -> None:
         """Keep what a trial brought where it was worth it."""
@@ -377,10 +417,19 @@ class Controller:
             # only the whole server's tokens tell.
             trusted = Signal.TOKENS if self._is_queued() else signal
             if self._gains(measured, trusted, noise, yielded):
-                self._base = measured.limit
+                self._base = max(self._base, measured.limit * measured.useful_share)
                 self._double_again(measured)
-        elif seen > best * (1 - noise - yielded):
+        elif seen > best * (1 - noise - yielded) and self._is_spare(measured, seen, reference):
             self._base = measured.limit
+
+    def _is_spare(self, measured: Trial, seen: float, reference: float) -> bool:
+        """Whether what a trial did without brings less than it is worth; in doubt two say so."""
+        allowed = _WORTH * (1 - measured.limit / self._base) + self._aim.yielded
+        lost = 1 - seen / reference
+        before, self._lost = self._lost, (self._base, lost)
+        if lost < _CLEAR * allowed and (self._gauged or measured.answers >= _ANSWERS_TELL):
+            return True
+        return before[0] == self._base and (lost + before[1]) / 2 < allowed
 
     def _double_again(self, measured: Trial) -> None:
         """What came back as throughput by more than half shows how little the server has to do."""
@@ -390,8 +439,22 @@ class Controller:
 
     def _gains(self, measured: Trial, signal: Signal, noise: float, yielded: float) -> bool:
         seen, reference = signal.of(measured), self._reference(signal)
-        worth = max(1.5 * noise, _WORTH * (measured.limit / self._base - 1)) + yielded / 4
+        worth = max(1.5 * noise, _WORTH * self._step_of(measured)) + yielded / 4
         return seen is not None and reference is not None and seen > reference * (1 + worth)
+
+    def _step_of(self, measured: Trial) -> float:
+        """How much more the server worked on; all slots taken, what else was sent only waited."""
+        step = measured.limit / self._base - 1
+        before = [t.running for t in self._alike() if t.running]
+        if not before or measured.running is None:
+            return step
+        return min(step, max(0.0, measured.running / before[-1] - 1))
+
+    def _waits(self, measured: Trial) -> bool:
+        """Whether the window's answers took far longer than answers once did."""
+        if not measured.by_times:
+            return False
+        return measured.limit / measured.by_times > _LATE * self._least_seconds
 
     def _is_queued(self) -> bool:
         """Whether answers take far longer than they once did."""
@@ -451,6 +514,9 @@ class Controller:
     def _try_next(self, measured: Trial, window: _Window, now: float) -> None:
         """In some windows of each cycle, the same for everybody, a little less or more."""
         self._limit = self._base
+        self._even_out()
+        if window.limit > self._limit:
+            self._no_cut_before = max(self._no_cut_before, now + self._drained_in())
         if not self._alike():
             return
         place = int(now / window.length) % _WINDOWS_IN_CYCLE
@@ -459,7 +525,18 @@ class Controller:
         elif place == _MORE_AT and not measured.is_crowded and self._may_add(self._steps.more):
             self._limit = min(MOST, self._base * self._steps.more)
 
+    def _even_out(self) -> None:
+        """A step towards what each has on average: parts drift apart, and none is worth more."""
+        if self._even is not None and abs(self._even / self._base - 1) > _EVEN_ENOUGH:
+            self._move_to(self._base + _EVENING * (self._even - self._base))
+
     def _is_lean(self, measured: Trial) -> bool:
         """Of a server that works on few at once: hardly any wait, so with less it would idle."""
         few = self._base < 1 and measured.waiting is not None
         return few and (measured.waiting or 0.0) < _LEAN_WAITING
+
+
+def _window_of(seconds: float) -> float:
+    """The least of the few lengths that windows have, the same for all, that is so long."""
+    wanted = max(1.0, seconds / _SHORTEST)
+    return _SHORTEST * _LONGER ** math.ceil(math.log(wanted, _LONGER))

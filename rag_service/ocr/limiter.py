@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from rag_service.memory import has_room
@@ -27,14 +28,24 @@ _AHEAD = 2
 _YIELDED_FOR_LATENCY = 0.1
 
 Look = Callable[[], Awaitable[Gauges | None]]
-Tell = Callable[["Load"], Awaitable[int | None]]
+Tell = Callable[["Load"], Awaitable["Together | None"]]
 
 
+@dataclass(frozen=True, slots=True)
 class Load:
-    """What a process has open at a server; `good`: what it holds for right, once it knows."""
+    """What a process has open at a server, would usually let be open, and if that is settled."""
 
-    def __init__(self, in_flight: int, limit: float, good: float | None) -> None:
-        self.in_flight, self.limit, self.good = in_flight, limit, good
+    in_flight: int
+    limit: float
+    is_settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Processes at work on a server, and their usual limits together, where these are known."""
+
+    processes: int
+    limit: float | None
 
 
 class Governor(Protocol):
@@ -46,8 +57,13 @@ class Governor(Protocol):
         ...
 
     @property
-    def good(self) -> float | None:
-        """What was found to be right; None while that is not known."""
+    def usual(self) -> float:
+        """So many, but for a short trial."""
+        ...
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether that was found to be right."""
         ...
 
     def admits(self, in_flight: int, now: float) -> bool:
@@ -66,18 +82,18 @@ class Governor(Protocol):
         """About once a second."""
         ...
 
-    def share_with(self, processes: int) -> None:
-        """So many are at work on the server, this one included."""
+    def share_with(self, processes: int, together: float | None = None) -> None:
+        """So many are at work on the server, this one included; all their usual limits."""
         ...
 
 
 class Fixed:
     """So many and no other number; nothing is learned."""
 
-    good = None
+    is_settled = False
 
     def __init__(self, limit: int) -> None:
-        self.limit = float(limit)
+        self.limit = self.usual = float(limit)
 
     def admits(self, in_flight: int, now: float) -> bool:  # noqa: ARG002
         return in_flight < self.limit
@@ -88,7 +104,7 @@ class Fixed:
 
     def tick(self, in_flight: int, gauges: Gauges | None, now: float) -> None: ...
 
-    def share_with(self, processes: int) -> None: ...
+    def share_with(self, processes: int, together: float | None = None) -> None: ...
 
 
 class Limiter:
@@ -123,7 +139,7 @@ class Limiter:
         """Look after the limit for as long as the context lasts.
 
         `look` reads the server's gauges; `tell` is told about once a second what is open, and
-        answers how many processes are at work on the server, where it knows.
+        answers who is at work on the server, where it knows.
         """
         beating = asyncio.create_task(self._beats(look, tell))
         try:
@@ -162,9 +178,9 @@ class Limiter:
             self.governor.tick(self.in_flight, gauges, self._now())
             self._requests.admit()
             self._pages.admit()
-            sharing = await tell(Load(self.in_flight, self.governor.limit, self.governor.good))
-            if sharing is not None:
-                self.governor.share_with(sharing)
+            load = Load(self.in_flight, self.governor.usual, self.governor.is_settled)
+            if (together := await tell(load)) is not None:
+                self.governor.share_with(together.processes, together.limit)
             await asyncio.sleep(self._beat)
 
 

@@ -42,6 +42,7 @@ class Trial:
     limit: float
     by_times: float | None
     by_tokens: float | None
+    answers: int = 0
     # The share of looks that found the server with nothing to do.
     idle: float = 0.0
     running: float | None = None
@@ -53,6 +54,13 @@ class Trial:
         if self.running is None or self.waiting is None:
             return None
         return self.running + self.waiting
+
+    @property
+    def useful_share(self) -> float:
+        """Of what was sent, the share that runs, with as many waiting as ever need to."""
+        if not self.load or self.running is None:
+            return 1.0
+        return min(1.0, (self.running + enough_waiting(self.running)) / self.load)
 
     @property
     def is_crowded(self) -> bool:
@@ -81,19 +89,29 @@ def have_others_left(before: Trial, after: Trial) -> bool:
     return after.load < _LEFT * before.load
 
 
+def mean_gain(before: Trial, after: Trial) -> float | None:
+    """As `gain_of`, by both signals where both are known: each has its own way to err."""
+    gains = [gain for signal in Signal if (gain := _gain(before, after, signal)) is not None]
+    return mean(gains) if gains else None
+
+
 def gain_of(before: Trial, after: Trial) -> float | None:
     """How much of a step came back as throughput: 1 is all; None where no signal saw both."""
-    for signal in (Signal.TOKENS, Signal.TIMES):
-        old, new = signal.of(before), signal.of(after)
-        if old and new:
-            return (new / old - 1) / (after.limit / before.limit - 1)
-    return None
+    by_tokens = _gain(before, after, Signal.TOKENS)
+    return _gain(before, after, Signal.TIMES) if by_tokens is None else by_tokens
+
+
+def _gain(before: Trial, after: Trial, signal: Signal) -> float | None:
+    old, new = signal.of(before), signal.of(after)
+    if not old or not new:
+        return None
+    return (new / old - 1) / (after.limit / before.limit - 1)
 
 
 def _at(counts: Sequence[tuple[float, float]], when: float) -> float:
     """A counter at a time between two looks."""
     for (at, value), (later, larger) in pairwise(counts):
-        if when <= later:
+        if at < later and when <= later:
             return value + (larger - value) * (when - at) / (later - at)
     return counts[-1][1]
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rag_service.errors import RagServiceError
 from rag_service.layout.types import Bbox
-from rag_service.ocr.limiter import Load
+from rag_service.ocr.limiter import Load, Together
 from rag_service.pdf.types import Crop, PagePicture, RenderedPage
 from rag_service.states import LayoutMode, PageState
 
@@ -129,10 +129,10 @@ class ServerWatch(Protocol):
         """This process's part of the requests in flight that were last right; None at first."""
         ...
 
-    async def report(self, load: Load) -> int | None:
+    async def report(self, load: Load) -> Together | None:
         """What this process has open at it; called about once a second.
 
-        How many processes are at work on it, this one included; None where that is not known.
+        Who is at work on it, this process included; None where that is not known.
         """
         ...
 

@@ -137,11 +137,14 @@ class Fleet:
                 search.answered(seconds, now)
 
     def retire(self, processes):
-        """So many have nothing more to send, which the others are told."""
+        """So many have nothing more to send."""
         self.idle = processes
-        for search in self.searches[processes:]:
-            search.share_with(len(self.searches))
-            search.share_with(len(self.searches) - processes)
+
+    def share(self):
+        """All that have something to send are told of each other, as PostgreSQL tells them."""
+        at_work = self.searches[self.idle :]
+        for search in at_work:
+            search.share_with(len(at_work), sum(other.usual for other in at_work))
 
     def _beat(self):
         batch = self.batch
@@ -249,13 +252,30 @@ def test_a_cold_process_is_not_made_smaller_by_those_that_start_beside_it():
     assert controller.limit == 1.0
 
 
-def test_the_last_documents_get_the_whole_server():
-    fleet = Fleet(REPORT, gauged=True)
-    fleet.run(900)
+@pytest.mark.parametrize("gauged", [True, False])
+def test_the_last_documents_get_the_whole_server(gauged):
+    fleet = Fleet(REPORT, gauged=gauged)
+    for _ in range(180):
+        fleet.run(5)
+        fleet.share()
     before = fleet.in_flight
     fleet.retire(6)
+    fleet.share()
     fleet.run(60)
     assert fleet.in_flight >= 0.6 * before
+
+
+@pytest.mark.parametrize("gauged", [True, False])
+def test_parts_of_a_server_do_not_drift_apart(gauged):
+    fleet = Fleet(REPORT, gauged=gauged)
+    for search, start in zip(fleet.searches, [0.5, 0.5, 1, 1, 2, 2, 8, 8], strict=True):
+        search.__init__(Aim(timeout=TIMEOUT), start=start)
+        search.timed_out(0.0)
+    for _ in range(120):
+        fleet.run(5)
+        fleet.share()
+    parts = [search.usual for search in fleet.searches]
+    assert max(parts) <= 2 * min(parts)
 
 
 def test_half_a_share_of_the_server_is_half_of_what_is_found():

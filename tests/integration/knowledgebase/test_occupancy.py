@@ -33,7 +33,7 @@ def test_what_forks_have_open_is_added_up_server_by_server():
     occupancy.report_load("c", "http://127.0.0.1:5003", 7, 8.0)
     occupancy.report_load("a", URL, 1, 5.0)
     assert occupancy.in_flight(URL) == 3
-    assert occupancy.load(URL).limit == pytest.approx(9.0)
+    assert occupancy.load(URL) == occupancy.FleetLoad(2, 3, 9.0)
     occupancy.forget_load("a")
     assert occupancy.in_flight(URL) == 2
 
@@ -41,7 +41,7 @@ def test_what_forks_have_open_is_added_up_server_by_server():
 def test_a_fork_that_reports_no_more_has_nothing_open():
     occupancy.report_load("a", URL, 3, 4.5)
     sim.execute("UPDATE fork_loads SET seen_at = now() - interval '31 seconds'")
-    assert occupancy.load(URL) == occupancy.FleetLoad(0, None)
+    assert occupancy.load(URL) == occupancy.FleetLoad(0, 0, None)
 
 
 def test_the_good_number_outlives_an_outage_and_its_end():
@@ -52,16 +52,6 @@ def test_the_good_number_outlives_an_outage_and_its_end():
     assert occupancy.good_in_flight(URL) == 12.5
     occupancy.note_good(URL, 9)
     assert occupancy.good_in_flight(URL) == 9
-
-
-def test_what_is_right_for_a_fork_counts_for_each_that_is_at_work():
-    for fork in "abc":
-        occupancy.report_load(fork, URL, 3, 4.0)
-    occupancy.note_good(URL, 4.0)
-    assert occupancy.forks_at_work(URL) == 3
-    assert occupancy.good_in_flight(URL) == 12.0
-    occupancy.forget_load("c")
-    assert occupancy.forks_at_work(URL) == 2
 
 
 def test_samples_come_back_as_they_were_oldest_first():
