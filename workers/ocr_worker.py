@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from rag_service.broker import TASK_NAMES
 from rag_service.errors import ConfigurationError, OcrMisconfigured
 from rag_service.knowledgebase import leases, occupancy, pages, runs, servers
 from rag_service.knowledgebase.engine import DatabaseError, trouble
+from rag_service.knowledgebase.occupancy import FleetLoad
 from rag_service.knowledgebase.pages import PendingPage, StoredPage
 from rag_service.knowledgebase.servers import ServerRecord
 from rag_service.ocr.limiter import Load, Together
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 # How stale the shared note of the last answered page may be, and that of what is open.
 _ANSWERED_NOTE_SECONDS = 2.0
 _LOAD_NOTE_SECONDS = 5.0
+# Of what may be open; samples are moments.
+_USED = 0.8
 
 
 @app.task(bind=True, name=TASK_NAMES[Stage.OCR])
@@ -152,6 +156,7 @@ class Watch:
         self._noted_at = float("-inf")
         self._unnoted = False
         self._reported_at = float("-inf")
+        self._forks = 0
 
     async def is_up(self) -> bool:
         """False while the server is out or on trial."""
@@ -185,10 +190,15 @@ class Watch:
             lambda: occupancy.report_load(_fork(), _url(), load.in_flight, load.limit)
         )
         fleet = await self._held.call(lambda: occupancy.load(_url()))
-        good = fleet.limit and fleet.limit / get_settings().ocr.server_share
-        if load.is_settled and good:
+        if load.is_settled and self._is_steady(fleet):
+            good = (fleet.limit or 0.0) / get_settings().ocr.server_share
             await self._held.call(lambda: occupancy.note_good(_url(), good))
         return Together(fleet.forks, fleet.limit)
+
+    def _is_steady(self, fleet: FleetLoad) -> bool:
+        """Whether all forks use what they may: the last documents' forks say nothing."""
+        before, self._forks = self._forks, fleet.forks
+        return before == fleet.forks and fleet.in_flight >= _USED * (fleet.limit or math.inf)
 
     async def _note(self) -> None:
         self._unnoted = False

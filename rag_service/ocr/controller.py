@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 from rag_service.ocr.gauges import Gauges
 from rag_service.ocr.trials import (
     Sample,
     Signal,
     Trial,
+    Trials,
     enough_waiting,
     gain_of,
     have_others_left,
@@ -47,8 +47,6 @@ _TIMES_ENOUGH = 2
 # Answers that take so many times the shortest wait in a queue somewhere.
 _QUEUED = 2.2
 _LATE = 2.9
-# Windows without a change that show how much a signal wavers.
-_WAVERINGS = 3
 # The first part of a window still shows what was before it.
 _SETTLING = 0.4
 # Answers' times until a server has felt a doubling, and then until that has shown what it brings:
@@ -146,7 +144,7 @@ class Controller:
         self._doubled_from: Trial | None = None
         self._lost = (0.0, 0.0)
         self._doubted = False
-        self._trials: deque[Trial] = deque()
+        self._trials = Trials()
         self._sharing: int | None = None
         self._beside = 0
         self._even: float | None = None
@@ -399,15 +397,16 @@ class Controller:
 
     def _judge(self, measured: Trial, window: _Window) -> None:
         """Keep what a trial brought where it was worth it."""
-        self._remember(measured, window)
+        self._trials.remember(measured, _KEPT_WINDOWS * window.length)
         if measured.idle > _IDLE_SHARE and measured.limit <= self._base and self._may_add():
             self._base *= 1.3
             return
-        signal = self._signal()
-        seen, reference = signal.of(measured), self._reference(signal)
+        signal = self._trials.steadier(self._base) if self._gauged else Signal.TIMES
+        seen, reference = signal.of(measured), self._trials.reference(signal, self._base)
         if seen is None or reference is None:
             return
-        best, noise, yielded = self._best(signal), self._noise(signal), self._aim.yielded
+        best, noise = self._trials.best(signal), self._noise(signal)
+        yielded = self._aim.yielded
         if measured.limit == self._base:
             lacking = reference < best * (1 - 2 * noise - yielded)
             if lacking and self._may_add() and not self._is_queued():
@@ -433,19 +432,20 @@ class Controller:
 
     def _double_again(self, measured: Trial) -> None:
         """What came back as throughput by more than half shows how little the server has to do."""
-        before = self._trials[-2]
+        before = self._trials.before_last
         if before.limit < measured.limit and (gain_of(before, measured) or 0.0) > _PLENTY:
             self.phase, self._doubled_from = Phase.DOUBLING, measured
+            self._move_to(self._base)
 
     def _gains(self, measured: Trial, signal: Signal, noise: float, yielded: float) -> bool:
-        seen, reference = signal.of(measured), self._reference(signal)
+        seen, reference = signal.of(measured), self._trials.reference(signal, self._base)
         worth = max(1.5 * noise, _WORTH * self._step_of(measured)) + yielded / 4
         return seen is not None and reference is not None and seen > reference * (1 + worth)
 
     def _step_of(self, measured: Trial) -> float:
         """How much more the server worked on; all slots taken, what else was sent only waited."""
         step = measured.limit / self._base - 1
-        before = [t.running for t in self._alike() if t.running]
+        before = [t.running for t in self._trials.alike(self._base) if t.running]
         if not before or measured.running is None:
             return step
         return min(step, max(0.0, measured.running / before[-1] - 1))
@@ -461,55 +461,12 @@ class Controller:
         known = self._answer_seconds
         return known is not None and known > _QUEUED * self._least_seconds
 
-    def _may_add(self, factor: float = 1.15) -> bool:
-        return self._is_safe(factor) and self._may_grow()
-
-    def _signal(self) -> Signal:
-        """The one that wavers less; the times of our own answers while that is not known."""
-        if not self._gauged:
-            return Signal.TIMES
-        times, tokens = (self._wavering(signal) for signal in Signal)
-        if tokens is None:
-            return Signal.TIMES
-        if times is None:
-            return Signal.TOKENS
-        return Signal.TIMES if times <= tokens else Signal.TOKENS
-
-    def _wavering(self, signal: Signal) -> float | None:
-        """By how much two windows of the same limit differ; None while that is not known."""
-        seen = [value for t in self._alike() if (value := signal.of(t))]
-        steps = sorted(abs(after / before - 1) for before, after in pairwise(seen))
-        return steps[len(steps) // 2] if len(steps) >= _WAVERINGS else None
-
     def _noise(self, signal: Signal) -> float:
         """A difference that means nothing."""
-        return min(0.1, max(self._steps.noise, self._wavering(signal) or 0.0))
+        return min(0.1, max(self._steps.noise, self._trials.wavering(signal, self._base) or 0.0))
 
-    def _alike(self) -> list[Trial]:
-        """The last windows at about the limit that is held for right."""
-        return [t for t in self._trials if abs(t.limit / self._base - 1) < 0.02][-12:]
-
-    def _reference(self, signal: Signal) -> float | None:
-        """What that limit brings, as last seen."""
-        seen = [value for t in self._alike() if (value := signal.of(t)) is not None]
-        return mean(seen[-2:]) if seen else None
-
-    def _remember(self, measured: Trial, window: _Window) -> None:
-        self._trials.append(measured)
-        while measured.at - self._trials[0].at > _KEPT_WINDOWS * window.length:
-            self._trials.popleft()
-
-    def _best(self, signal: Signal) -> float:
-        """The throughput of the limit that has brought most, as lately seen.
-
-        Means of limits that are nearly the same: the luckiest window says nothing.
-        """
-        alike: dict[int, list[float]] = defaultdict(list)
-        for trial in self._trials:
-            if (value := signal.of(trial)) is not None:
-                alike[round(math.log(trial.limit, 1.2))].append(value)
-        tried = [mean(seen) for seen in alike.values() if len(seen) >= _ENOUGH]
-        return max(tried, default=mean(value for seen in alike.values() for value in seen))
+    def _may_add(self, factor: float = 1.15) -> bool:
+        return self._is_safe(factor) and self._may_grow()
 
     def _try_next(self, measured: Trial, window: _Window, now: float) -> None:
         """In some windows of each cycle, the same for everybody, a little less or more."""
@@ -517,7 +474,7 @@ class Controller:
         self._even_out()
         if window.limit > self._limit:
             self._no_cut_before = max(self._no_cut_before, now + self._drained_in())
-        if not self._alike():
+        if not self._trials.alike(self._base):
             return
         place = int(now / window.length) % _WINDOWS_IN_CYCLE
         if place == _LESS_AT and not self._is_lean(measured):

@@ -5,6 +5,8 @@ Pure. Used by controller.py.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +19,12 @@ _WAITING_LEAST, _WAITING_SHARE = 3.0, 0.08
 # A server with so much less to do than before was left by others.
 _LEFT = 0.75
 _EXACT = 1e-9
+# Limits that differ by less are one, of which the last so many windows count.
+_ALIKE, _LAST = 0.02, 12
+# Limits within this factor bring about the same.
+_SAME = 1.2
+# Windows that make a mean worth believing, and changes that show how much a signal wavers.
+_ENOUGH, _WAVERINGS = 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,64 @@ class Signal(StrEnum):
         """The trial's throughput, so told."""
         value: float | None = getattr(trial, self.value)
         return value
+
+
+class Trials:
+    """What was tried lately, and what it tells of the limit that is held for right."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Trial] = deque()
+
+    def remember(self, trial: Trial, seconds: float) -> None:
+        """Keep it, and no other that is so much older."""
+        self._kept.append(trial)
+        while trial.at - self._kept[0].at > seconds:
+            self._kept.popleft()
+
+    def clear(self) -> None:
+        """Nothing that was tried says anything any more."""
+        self._kept.clear()
+
+    @property
+    def before_last(self) -> Trial:
+        """Of two at least."""
+        return self._kept[-2]
+
+    def alike(self, limit: float) -> list[Trial]:
+        """The last at about the limit."""
+        return [t for t in self._kept if abs(t.limit / limit - 1) < _ALIKE][-_LAST:]
+
+    def reference(self, signal: Signal, limit: float) -> float | None:
+        """What the limit brings, as last seen."""
+        seen = [value for t in self.alike(limit) if (value := signal.of(t)) is not None]
+        return mean(seen[-2:]) if seen else None
+
+    def wavering(self, signal: Signal, limit: float) -> float | None:
+        """By how much two windows of the limit differ; None while that is not known."""
+        seen = [value for t in self.alike(limit) if (value := signal.of(t))]
+        steps = sorted(abs(after / before - 1) for before, after in pairwise(seen))
+        return steps[len(steps) // 2] if len(steps) >= _WAVERINGS else None
+
+    def steadier(self, limit: float) -> Signal:
+        """The signal that wavers less; the times of our own answers while that is not known."""
+        times, tokens = (self.wavering(signal, limit) for signal in Signal)
+        if tokens is None:
+            return Signal.TIMES
+        if times is None:
+            return Signal.TOKENS
+        return Signal.TIMES if times <= tokens else Signal.TOKENS
+
+    def best(self, signal: Signal) -> float:
+        """The throughput of the limit that has brought most.
+
+        Means of limits that are nearly the same: the luckiest window says nothing.
+        """
+        alike: dict[int, list[float]] = defaultdict(list)
+        for trial in self._kept:
+            if (value := signal.of(trial)) is not None:
+                alike[round(math.log(trial.limit, _SAME))].append(value)
+        tried = [mean(seen) for seen in alike.values() if len(seen) >= _ENOUGH]
+        return max(tried, default=mean(value for seen in alike.values() for value in seen))
 
 
 def have_others_left(before: Trial, after: Trial) -> bool:

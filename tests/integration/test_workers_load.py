@@ -1,0 +1,60 @@
+"""What forks tell each other of a server: its right number is kept while all use what they may."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rag_service.knowledgebase import occupancy
+from rag_service.ocr.limiter import Load, Together
+
+URL = "http://127.0.0.1:5002"
+BESIDE = ["a", "b", "c"]
+
+
+class Held:
+    """A run that is ours."""
+
+    async def call(self, function):
+        return function()
+
+
+@pytest.fixture
+def watch(settings, monkeypatch):
+    # The task's module needs a broker's address, which only the settings of a test have.
+    from workers import ocr_worker
+
+    monkeypatch.setattr(ocr_worker, "_LOAD_NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(ocr_worker, "_url", lambda: URL)
+    return ocr_worker.Watch(Held())
+
+
+def report(watch, *, in_flight=8, limit=8.0, is_settled=True, beside=BESIDE):
+    for fork in beside:
+        occupancy.report_load(fork, URL, in_flight, limit)
+    return asyncio.run(watch.report(Load(in_flight, limit, is_settled)))
+
+
+def test_forks_hear_of_each_other(watch):
+    assert report(watch, limit=6.0) == Together(4, 24.0)
+
+
+def test_what_all_together_use_is_kept_once_the_search_has_settled(watch):
+    report(watch, is_settled=False)
+    report(watch, is_settled=False)
+    assert occupancy.good_in_flight(URL) is None
+    report(watch)
+    report(watch)
+    assert occupancy.good_in_flight(URL) == 32.0
+
+
+def test_the_last_documents_do_not_lower_what_is_kept(watch):
+    for _ in range(2):
+        report(watch)
+    for fork in "ab":
+        occupancy.forget_load(fork)
+    report(watch, beside=["c"])
+    assert occupancy.good_in_flight(URL) == 32.0
+    report(watch, in_flight=4, beside=["c"])
+    assert occupancy.good_in_flight(URL) == 32.0
