@@ -1,14 +1,14 @@
 """The real workers over whole workloads, in front of a simulated server at an H200's rates.
 
-    python -m benchmarks.workload [--cases cold many warm]
+    python -m benchmarks.workload [--cases cold many one warm]
 
 `cold`: one document of 155 pages, nothing known of the server. `many`: 18 documents of 1,148
 pages, the long one first, an interactive one in mid-run: nothing lost, nothing asked for twice,
-memory flat. `warm`: 1,500 pages by workers that begin with what the case before found right, which
-should take at most 1.03 times the server's own time, that of all pages coming to it at once.
+memory flat. `one` and `warm`: 155 pages and 1,500 by workers that begin with what `many` found
+right; `warm` should take at most 1.03 times the server's own time, that of one always given enough.
 
 Each case has a service and a server of its own, the server another process on loopback with its
-time unscaled; at `cold` and `warm` the queue is let go when all documents wait in it. The pages
+time unscaled; but at `many` the queue is let go when all documents wait in it. The pages
 are scans of few pixels, no two alike, sent whole at the shipped resolution: they cost less CPU
 than real ones, so that two cores feed six a second beside server and database. Prints tables; a
 run of all cases without a fault writes results/workload.json.
@@ -72,8 +72,9 @@ class Case:
 
 COLD = Case("cold", [155])
 MANY = Case("many", [1000, *range(1, 15), 19, 20], held=False, interactive=4)
+ONE = Case("one", [155])
 WARM = Case("warm", [25] * 60)
-CASES = {case.name: case for case in (COLD, MANY, WARM)}
+CASES = {case.name: case for case in (COLD, MANY, ONE, WARM)}
 
 
 @dataclass(frozen=True)
@@ -398,14 +399,15 @@ def main() -> None:
 
 
 def measure_all(names: Sequence[str], folder: Path) -> list[Outcome]:
-    """One after the other, printed as they end; `warm` begins with what the one before found."""
+    """One after the other, printed as they end; those after `many` begin with what it found."""
     outcomes: list[Outcome] = []
+    known: float | None = None
     for name in names:
-        known = outcomes[-1].found if outcomes and name == WARM.name else None
         outcomes.append(apart(measure, CASES[name], folder, known))
         show(outcomes[-1])
         if name == MANY.name:
             show_order(outcomes[-1])
+            known = outcomes[-1].found
     return outcomes
 
 

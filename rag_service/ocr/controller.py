@@ -121,10 +121,11 @@ class Controller:
         aim: Aim,
         *,
         start: float | None = None,
+        among: int | None = None,
         may_grow: Callable[[], bool] = lambda: True,
         chance: random.Random | None = None,
     ) -> None:
-        """`start`: what was right before; doubling goes on from there."""
+        """`start`: what was right before, for each of `among` processes; it may double still."""
         self._aim = aim
         self._may_grow = may_grow
         self.phase = Phase.DOUBLING
@@ -145,8 +146,9 @@ class Controller:
         self._lost = (0.0, 0.0)
         self._doubted = False
         self._trials = Trials()
-        self._sharing: int | None = None
-        self._beside = 0
+        self._began_known = start is not None
+        self._sharing = among
+        self._beside = among or 0
         self._even: float | None = None
         self._is_cold = start is None
         self._no_cut_before = -math.inf
@@ -220,26 +222,25 @@ class Controller:
         """So many are at work on the server, this one included; `together`: all their usuals.
 
         What is right for the server stays, whoever sends it: the others' part is taken when they
-        have run out of pages, and given back when they return.
+        have run out of pages, and given back when they return. Told twice that others are gone:
+        of those that begin beside each other the first are not told of the last.
         """
         is_known = together is not None and processes == self._beside
         self._even = together / processes / self._aim.share if together and is_known else None
-        self._beside = processes
+        self._beside, processes = processes, max(processes, self._beside)
         before, is_first = self._sharing or processes, self._sharing is None
         self._begin_together(processes, is_first=is_first)
         if not is_first and _FEW_COME < processes / before < _FEW_GO:
             return
         self._sharing = processes
-        if processes < before or self.phase is Phase.STEADY:
+        # A search from nothing begins beside others that do the same: it took nobody's part.
+        if processes < before or self.phase is Phase.STEADY or self._began_known:
             self._move_to(self._base * before / processes)
             self._trials.clear()
             self._doubled_from = None
 
     def _begin_together(self, processes: int, *, is_first: bool) -> None:
-        """Few at work on a server that nobody knows begin with as many as eight would.
-
-        Not when they have just come: those that start beside them are not counted yet.
-        """
+        """Few at work on a server that nobody knows begin with as many as eight would."""
         if self._is_cold and not is_first:
             self._is_cold = False
             if self.phase is Phase.DOUBLING and self._base < _BEGIN_TOGETHER / processes:

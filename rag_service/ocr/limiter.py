@@ -221,7 +221,8 @@ _limiters: dict[tuple[object, ...], Limiter] = {}
 def limiter_for(settings: Settings, *, start: float | None) -> Limiter:
     """The process's one limiter for the server; made at first, with `start` as a first guess.
 
-    It does not grow while the memory guard finds too little memory.
+    That is each fork's part where all forks work. It does not grow while the memory guard finds
+    too little memory.
     """
     ocr, guard = settings.ocr, settings.memory_guard
     key = (
@@ -241,4 +242,5 @@ def _governor(settings: Ocr, start: float | None, may_grow: Callable[[], bool]) 
         share=settings.server_share,
         timeout=settings.read_timeout,
     )
-    return Controller(aim, start=start, may_grow=may_grow)
+    among = None if start is None else settings.worker_concurrency
+    return Controller(aim, start=start, among=among, may_grow=may_grow)

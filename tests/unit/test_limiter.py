@@ -231,9 +231,28 @@ def test_a_process_takes_the_part_of_those_that_have_gone_and_gives_it_back():
     controller.timed_out(0.0)
     limits = []
     for processes in (8, 7, 4, 1, 2, 8):
-        controller.share_with(processes)
+        for _ in range(2):
+            controller.share_with(processes)
         limits.append(controller.limit)
     assert limits == [2.0, 2.0, 4.0, 16.0, 8.0, 2.0]
+
+
+def test_one_document_on_a_server_that_is_known_gets_all_of_it():
+    controller = Controller(Aim(timeout=TIMEOUT), start=4.0, among=8)
+    limits = []
+    for processes in (1, 1, 8):
+        controller.share_with(processes)
+        limits.append(controller.limit)
+    assert limits == [4.0, 32.0, 4.0]
+
+
+def test_forks_that_begin_beside_each_other_take_no_more_than_their_parts():
+    controllers = [Controller(Aim(timeout=TIMEOUT), start=4.0, among=8) for _ in range(8)]
+    for seen, controller in enumerate(controllers, start=1):
+        controller.share_with(seen)
+    for controller in controllers:
+        controller.share_with(8)
+        assert controller.limit == 4.0
 
 
 @pytest.mark.parametrize(("processes", "limit"), [(1, 8.0), (2, 4.0), (8, 1.0), (16, 1.0)])
@@ -260,7 +279,8 @@ def test_the_last_documents_get_the_whole_server(gauged):
         fleet.share()
     before = fleet.in_flight
     fleet.retire(6)
-    fleet.share()
+    for _ in range(2):
+        fleet.share()
     fleet.run(60)
     assert fleet.in_flight >= 0.6 * before
 
