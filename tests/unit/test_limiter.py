@@ -3,12 +3,13 @@
 import asyncio
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulated_batch import REPORT, SERIAL, Batch
+from benchmarks.simulated_batch import H200, LOCKSTEP, REPORT, SERIAL, Batch
 from rag_service.ocr.client import AnswerTimedOut
 from rag_service.ocr.controller import LEAST, MOST, Aim, Controller
 from rag_service.ocr.gauges import Gauges, parse_gauges
@@ -97,8 +98,8 @@ def test_a_time_out_halves_what_is_sent():
 class Fleet:
     """Searches without a word between them in front of one simulated server."""
 
-    def __init__(self, rates, *, gauged, processes=8):
-        self.batch = Batch(rates, seed=1)
+    def __init__(self, rates, *, gauged, processes=8, began=0.0):
+        self.batch = Batch(rates, seed=1, now=began)
         self.gauged = gauged
         self.searches = [
             Controller(Aim(timeout=TIMEOUT), chance=random.Random(n)) for n in range(processes)
@@ -166,6 +167,25 @@ def test_a_batching_server_is_filled_and_not_flooded(gauged, processes):
     assert fleet.run(900) >= 0.92 * 0.57 * 900
     assert 8 <= fleet.in_flight <= 48
     assert fleet.longest < TIMEOUT
+
+
+@pytest.mark.parametrize("began", [3.7 * number for number in range(12)])
+@pytest.mark.parametrize("gauged", [True, False])
+def test_a_server_that_answers_in_lumps_is_filled_within_two_minutes(gauged, began):
+    """An H200's: what went out together comes back together; 64 in flight bring 4.3 a second."""
+    fleet = Fleet(replace(LOCKSTEP, front=12.0), gauged=gauged, began=began)
+    fleet.run(100)
+    assert fleet.run(100) >= 0.95 * 4.34 * 100
+    assert fleet.in_flight <= (128 if gauged else 192)
+
+
+@pytest.mark.parametrize("began", [0.0, 5.0, 13.0])
+def test_a_full_server_stays_full(began):
+    """What a trial sends too much must not cost what was right before it."""
+    fleet = Fleet(H200, gauged=True, began=began)
+    fleet.run(300)
+    assert fleet.run(900) >= 0.97 * 5.67 * 900
+    assert fleet.in_flight <= 100
 
 
 def test_others_that_leave_the_server_do_not_stop_the_search():
