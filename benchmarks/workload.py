@@ -73,7 +73,8 @@ class Case:
 COLD = Case("cold", [155])
 MANY = Case("many", [1000, *range(1, 15), 19, 20], held=False, interactive=4)
 ONE = Case("one", [155])
-WARM = Case("warm", [25] * 60)
+# 60 documents of 1 to 50 pages, 1,500 in all.
+WARM = Case("warm", [7 * number % 50 + 1 for number in range(60)])
 CASES = {case.name: case for case in (COLD, MANY, ONE, WARM)}
 
 

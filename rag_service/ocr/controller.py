@@ -44,9 +44,9 @@ _BEGIN_TOGETHER = 8
 _FEW_COME, _FEW_GO = 0.76, 1.32
 # Answers of a window whose times are believed.
 _TIMES_ENOUGH = 2
-# Answers that take so many times the shortest wait in a queue somewhere.
-_QUEUED = 2.2
-_LATE = 2.9
+# Answers that take so many times the shortest wait in a queue somewhere; those of a doubling that
+# take so many times are its last.
+_QUEUED, _LATE = 2.2, 2.9
 # The first part of a window still shows what was before it.
 _SETTLING = 0.4
 # Answers' times until a server has felt a doubling, and then until that has shown what it brings:
