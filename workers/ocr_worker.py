@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import time
+from collections import deque
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -156,7 +157,8 @@ class Watch:
         self._noted_at = float("-inf")
         self._unnoted = False
         self._reported_at = float("-inf")
-        self._forks = 0
+        # Newest last: those that stay take a part over when they have heard twice that it is free.
+        self._forks: deque[int] = deque([0, 0], maxlen=2)
 
     async def is_up(self) -> bool:
         """False while the server is out or on trial."""
@@ -197,8 +199,9 @@ class Watch:
 
     def _is_steady(self, fleet: FleetLoad) -> bool:
         """Whether all forks use what they may: the last documents' forks say nothing."""
-        before, self._forks = self._forks, fleet.forks
-        return before == fleet.forks and fleet.in_flight >= _USED * (fleet.limit or math.inf)
+        is_stable = set(self._forks) == {fleet.forks}
+        self._forks.append(fleet.forks)
+        return is_stable and fleet.in_flight >= _USED * (fleet.limit or math.inf)
 
     async def _note(self) -> None:
         self._unnoted = False
