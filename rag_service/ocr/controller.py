@@ -32,12 +32,12 @@ from rag_service.ocr.trials import (
     mean_in_flight,
     tokens_a_second,
 )
+from rag_service.ocr.windows import SHORTEST, Window, length_for, window_at
 
 LEAST, MOST = 0.1, 1024
 _EXACT = 1e-9
-# A window is this many times an answer's time, and of one of few lengths, the same for all.
+# A window is at least this many times an answer's time.
 _ANSWERS, _ANSWERS_BLIND = 2.0, 3.0
-_SHORTEST, _LONGER = 8.0, 1.5
 # So many requests together are no harm to a server that reads one at a time.
 _BEGIN_TOGETHER = 8
 # Fewer that come or go on one server change nothing.
@@ -105,14 +105,6 @@ class Aim:
     timeout: float = 1800.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    began: float
-    ends: float
-    length: float
-    limit: float
-
-
 class Controller:
     """The search of one process for one server."""
 
@@ -141,7 +133,7 @@ class Controller:
         self._moved_at = math.inf
         self._latencies: deque[tuple[float, float]] = deque(maxlen=500)
         self._samples: deque[Sample] = deque(maxlen=4096)
-        self._window: _Window | None = None
+        self._window: Window | None = None
         self._doubled_from: Trial | None = None
         self._lost = (0.0, 0.0)
         self._doubted = False
@@ -150,7 +142,7 @@ class Controller:
         self._sharing = among
         self._beside = among or 0
         self._even: float | None = None
-        self._is_cold = start is None
+        self._is_cold = self._is_first = start is None
         self._no_cut_before = -math.inf
         self._gauged = self._is_invited = False
         self._chance = chance or random.Random()
@@ -298,18 +290,15 @@ class Controller:
 
     def _drained_in(self) -> float:
         """Seconds until what waits in the server shows that less is sent."""
-        return _PATIENCE * (self._answer_seconds or _SHORTEST)
+        return _PATIENCE * (self._answer_seconds or SHORTEST)
 
     def _open_window(self, now: float) -> None:
         answers = _ANSWERS if self._gauged else _ANSWERS_BLIND
         is_quick = self.phase is Phase.DOUBLING
-        length = _window_of(0.0 if is_quick else answers * (self._answer_seconds or 0.0))
-        ends = (math.floor(now / length) + 1) * length
-        if ends - now < 0.6 * length:
-            ends += length
-        self._window = _Window(now, ends, length, self._limit)
+        length = length_for(0.0 if is_quick else answers * (self._answer_seconds or 0.0))
+        self._window = window_at(now, length, self._limit)
 
-    def _close_window(self, window: _Window, now: float) -> None:
+    def _close_window(self, window: Window, now: float) -> None:
         if self.phase is Phase.DOUBLING:
             self._look_at_doubling(now)
             return
@@ -318,7 +307,7 @@ class Controller:
             self._judge(measured, window)
             self._try_next(measured, window, now)
 
-    def _measured(self, window: _Window, since: float, now: float) -> Trial | None:
+    def _measured(self, window: Window, since: float, now: float) -> Trial | None:
         """The throughput; None where the limit was not used up, or nothing was seen."""
         samples = [s for s in self._samples if s.at > since]
         if len(samples) < 2 or self._limit != window.limit:
@@ -357,6 +346,10 @@ class Controller:
 
     def _look_at_doubling(self, now: float) -> None:
         """Go on once the server has shown what this limit brings."""
+        if self._may_double_unseen():
+            self._is_first = False
+            self._move_to(2 * self._base)
+            return
         seconds = self._answers_since(self._moved_at)
         # The first in a server's queue does not know of those behind it.
         if not seconds or (not self._gauged and len(self._latencies) < _ENOUGH):
@@ -364,17 +357,27 @@ class Controller:
         usual = mean(seconds)
         felt = _FELT if self._gauged else _FELT_BLIND
         # Not quite, since windows end a beat late.
-        if now - self._moved_at < 0.9 * _window_of((felt + _SHOWN) * usual):
+        if now - self._moved_at < 0.9 * length_for((felt + _SHOWN) * usual):
             return
         felt_at = self._moved_at + felt * usual
-        window = _Window(self._moved_at, now, now - self._moved_at, self._limit)
+        window = Window(self._moved_at, now, now - self._moved_at, self._limit)
         measured = self._measured(window, felt_at, now)
         if measured is not None:
             self._double(measured)
 
+    def _may_double_unseen(self) -> bool:
+        """Whether a cold server may have twice the first few at once: it shows that it batches.
+
+        All processes see it at the same time, whosever the first answers are.
+        """
+        gauges = self._samples[-1].gauges
+        if not self._is_first or gauges is None or gauges.running < 2 or gauges.waiting >= 1:
+            return False
+        return self._base * self._beside <= _BEGIN_TOGETHER and self._may_add(2.0)
+
     def _double(self, measured: Trial) -> None:
         """Twice as many for as long as that is worth it."""
-        before, self._doubled_from = self._doubled_from, measured
+        before, self._doubled_from, self._is_first = self._doubled_from, measured, False
         if before is not None and measured.limit > before.limit:
             gain = None if have_others_left(before, measured) else mean_gain(before, measured)
             if gain is not None and gain < self._worth(before, measured):
@@ -396,7 +399,7 @@ class Controller:
         told = min(before.answers, after.answers) >= _ANSWERS_TELL
         return _WORTH if self._gauged or told else _WORTH_FEW
 
-    def _judge(self, measured: Trial, window: _Window) -> None:
+    def _judge(self, measured: Trial, window: Window) -> None:
         """Keep what a trial brought where it was worth it."""
         self._trials.remember(measured, _KEPT_WINDOWS * window.length)
         if measured.idle > _IDLE_SHARE and measured.limit <= self._base and self._may_add():
@@ -469,7 +472,7 @@ class Controller:
     def _may_add(self, factor: float = 1.15) -> bool:
         return self._is_safe(factor) and self._may_grow()
 
-    def _try_next(self, measured: Trial, window: _Window, now: float) -> None:
+    def _try_next(self, measured: Trial, window: Window, now: float) -> None:
         """In some windows of each cycle, the same for everybody, a little less or more."""
         self._limit = self._base
         self._even_out()
@@ -492,9 +495,3 @@ class Controller:
         """Of a server that works on few at once: hardly any wait, so with less it would idle."""
         few = self._base < 1 and measured.waiting is not None
         return few and (measured.waiting or 0.0) < _LEAN_WAITING
-
-
-def _window_of(seconds: float) -> float:
-    """The least of the few lengths that windows have, the same for all, that is so long."""
-    wanted = max(1.0, seconds / _SHORTEST)
-    return _SHORTEST * _LONGER ** math.ceil(math.log(wanted, _LONGER))

@@ -284,6 +284,14 @@ def test_few_cold_processes_begin_with_as_many_as_eight_would(processes, limit):
     assert controller.limit == limit
 
 
+@pytest.mark.parametrize("began", [0.0, 3.7, 7.4])
+def test_a_cold_server_that_batches_is_full_within_half_a_minute(began):
+    """The report's: full from about ten in flight on; its first answers take 18 to 30 s."""
+    fleet = Fleet(REPORT, gauged=True, began=began)
+    fleet.run(30)
+    assert fleet.in_flight >= 14
+
+
 def test_a_cold_process_is_not_made_smaller_by_those_that_start_beside_it():
     controller = Controller(Aim(timeout=TIMEOUT))
     for processes in (1, 8):
