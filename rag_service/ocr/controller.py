@@ -63,13 +63,12 @@ _IDLE_SHARE = 0.03
 _LEAN_WAITING = 2.5
 # The share of a step that must come back as throughput.
 _WORTH, _WORTH_FEW, _PLENTY = 0.18, 0.35, 0.6
+# So many tell of it even where the server shows no gauges.
 _ANSWERS_TELL = 6
 # So much less than it is worth is clear at the first look.
 _CLEAR = 0.33
 # The part of the difference to others that goes in one window; less of it stays.
 _EVENING, _EVEN_ENOUGH = 0.3, 0.1
-# Windows that make a mean worth believing.
-_ENOUGH = 2
 
 
 class Phase(StrEnum):
@@ -302,15 +301,16 @@ class Controller:
         if self.phase is Phase.DOUBLING:
             self._look_at_doubling(now)
             return
-        measured = self._measured(window, window.began + _SETTLING * (now - window.began), now)
+        since = window.began + _SETTLING * (now - window.began)
+        measured = self._measured(window.limit, since, now)
         if measured is not None:
             self._judge(measured, window)
             self._try_next(measured, window, now)
 
-    def _measured(self, window: Window, since: float, now: float) -> Trial | None:
-        """The throughput; None where the limit was not used up, or nothing was seen."""
+    def _measured(self, limit: float, since: float, now: float) -> Trial | None:
+        """The throughput; None where the limit was not kept or used up, or nothing was seen."""
         samples = [s for s in self._samples if s.at > since]
-        if len(samples) < 2 or self._limit != window.limit:
+        if len(samples) < 2 or self._limit != limit:
             return None
         in_flight = mean_in_flight(samples)
         if in_flight < 0.7 * self.limit * self._busy_share():
@@ -322,10 +322,10 @@ class Controller:
             return None
         seen = [s.gauges for s in samples if s.gauges]
         if not seen:
-            return Trial(now, window.limit, times, tokens, len(seconds))
+            return Trial(now, limit, times, tokens, len(seconds))
         idle = mean(g.running == 0 for g in seen)
         running, waiting = mean(g.running for g in seen), mean(g.waiting for g in seen)
-        return Trial(now, window.limit, times, tokens, len(seconds), idle, running, waiting)
+        return Trial(now, limit, times, tokens, len(seconds), idle, running, waiting)
 
     def _busy_share(self) -> float:
         """Below one the limit itself is the share of time that something is open."""
@@ -352,7 +352,7 @@ class Controller:
             return
         seconds = self._answers_since(self._moved_at)
         # The first in a server's queue does not know of those behind it.
-        if not seconds or (not self._gauged and len(self._latencies) < _ENOUGH):
+        if not seconds or (not self._gauged and len(self._latencies) < _TIMES_ENOUGH):
             return
         usual = mean(seconds)
         felt = _FELT if self._gauged else _FELT_BLIND
@@ -360,8 +360,7 @@ class Controller:
         if now - self._moved_at < 0.9 * length_for((felt + _SHOWN) * usual):
             return
         felt_at = self._moved_at + felt * usual
-        window = Window(self._moved_at, now, now - self._moved_at, self._limit)
-        measured = self._measured(window, felt_at, now)
+        measured = self._measured(self._limit, felt_at, now)
         if measured is not None:
             self._double(measured)
 
