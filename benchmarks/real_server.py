@@ -9,7 +9,9 @@ gauges and the verdict; writes results/real_server_NAME.json and a plot of each 
 setting is pages in flight a document, so all in all it is times the forks.
 
 Of a model with made-up weights each answer is cut at `--max-tokens`, so every page is asked for
-twice and answers come back in lumps: there the tokens, which flow evenly, are what to compare.
+twice, and requests that went out together come back together. There answers a second are what to
+compare: of the tokens, with the middle of the time counting most, so that it does not matter
+whether the first and the last second cut a lump.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import statistics
@@ -25,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -38,6 +42,7 @@ from rag_service.ocr.gauges import Gauges, read_gauges
 from rag_service.states import PageState
 
 LOOK_SECONDS = 1.0
+LEAST_LOOKS = 10
 PREPARE_SECONDS = 300.0
 WORDS = [
     "harbour",
@@ -200,12 +205,17 @@ def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Nam
         samples = occupancy.samples(url, options.seconds)
         failed = _pages(PageState.FAILED)
     counted = [look for look in looks if look.at >= options.warm_up and look.done < total]
+    if len(counted) < LEAST_LOOKS:
+        raise SystemExit(
+            f"All pages were read {looks[-1].at:.0f} s after the start, within the warm-up or soon "
+            "after it. Give more --documents or --pages, or a shorter --warm-up."
+        )
     first, last = counted[0], counted[-1]
     running = [look.running for look in counted if look.running is not None]
     waiting = [look.waiting for look in counted if look.waiting is not None]
     return Outcome(
         setting=setting,
-        answers_per_second=_answers_per_second(first, last, options.max_tokens),
+        answers_per_second=answers_per_second(counted, options.max_tokens),
         pages_per_second=round((last.done - first.done) / (last.at - first.at), 3),
         in_flight=round(statistics.fmean(look.in_flight for look in counted), 1),
         running=round(statistics.fmean(running), 1) if running else None,
@@ -218,11 +228,21 @@ def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Nam
     )
 
 
-def _answers_per_second(first: Look, last: Look, tokens: int) -> float | None:
-    """By the server's tokens, where it counts them and all answers are as long as they may be."""
-    if first.tokens is None or last.tokens is None:
-        return None
-    return round((last.tokens - first.tokens) / tokens / (last.at - first.at), 3)
+def answers_per_second(looks: Sequence[Look], tokens: int) -> float | None:
+    """By the server's tokens, where it counts them and all answers are as long as they may be.
+
+    Weighted with a Hann window: lumps of any length that fits in a few times even out.
+    """
+    first, length = looks[0].at, looks[-1].at - looks[0].at
+    total = weights = 0.0
+    for before, after in pairwise(looks):
+        if before.tokens is None or after.tokens is None:
+            return None
+        middle = ((before.at + after.at) / 2 - first) / length
+        weight = math.sin(math.pi * middle) ** 2
+        total += weight * (after.tokens - before.tokens)
+        weights += weight * (after.at - before.at)
+    return round(total / tokens / weights, 3)
 
 
 def _print(outcome: Outcome) -> None:
@@ -249,7 +269,7 @@ def keep(name: str, outcomes: Sequence[Outcome], folder: Path, about: Mapping[st
             "running": [(look.at, look.running or 0.0) for look in outcome.looks],
             "waiting": [(look.at, look.waiting or 0.0) for look in outcome.looks],
         }
-        title = f"{name}, {outcome.setting}: {outcome.pages_per_second} pages/s"
+        title = f"{name}, {outcome.setting}: {outcome.answers_per_second} answers/s"
         picture = plot.lines(title, "seconds", "requests", lines)
         (folder / f"real_server_{name}_{outcome.setting}.svg").write_text(picture)
 
