@@ -125,7 +125,7 @@ def _described(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
     summary="Redo a document",
     openapi_extra=_described(RedoOne, _JSON, _FORM, _MULTIPART),
     responses={
-        200: {"model": Redo, "description": "There is nothing to redo; no run was made."},
+        200: {"model": Redo, "description": "Nothing to redo, or no such page; no run was made."},
         **documented(
             errors.NotFound, errors.AlreadyActive, errors.InvalidOptions, errors.WrongPassword
         ),

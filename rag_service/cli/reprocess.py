@@ -24,6 +24,7 @@ _ACTIONS = {
     "would_queue": "would be queued",
     "skipped_active": "skipped, at work already",
     "nothing_to_redo": "nothing to redo",
+    "no_such_page": "has no such page",
 }
 
 

@@ -161,6 +161,7 @@ class Action(StrEnum):
     WOULD_QUEUE = "would_queue"
     SKIPPED_ACTIVE = "skipped_active"
     NOTHING_TO_REDO = "nothing_to_redo"
+    NO_SUCH_PAGE = "no_such_page"
 
 
 class Redo(BaseModel):

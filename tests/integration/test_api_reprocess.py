@@ -58,7 +58,7 @@ class TestOne:
         work_off("a", "b", "c")
         url = f"/documents/{document_id}/reprocess"
         none = api.client.post(url, **{kind: {"pages": "4-5"}})
-        assert (none.status_code, none.json()["action"]) == (200, "nothing_to_redo")
+        assert (none.status_code, none.json()["action"]) == (200, "no_such_page")
         redo = api.client.post(url, **{kind: {"pages": "1,3-9", "ocr": "force"}}).json()
         assert (redo["action"], redo["pages_reused"], redo["pages_redone"]) == ("queued", 1, 2)
 

@@ -80,7 +80,7 @@ def test_reprocess_reads_named_pages_again_and_says_what_would_be_done(
     document_id = api.add(make_pdf("a", "b", "c"))
     work_off("a", "b", "c")
     nothing = cli("reprocess", document_id, "--pages", "8")
-    assert nothing.stdout.splitlines()[-1] == "1 nothing to redo."
+    assert nothing.stdout.splitlines()[-1] == "1 has no such page."
     for wish in (["--before", "2020-01-01"], ["--model-was", "old"], ["--truncated"]):
         assert cli("reprocess", document_id, "--pages", "2", *wish).stdout == "Nothing to redo.\n"
     wishes = ["--pages", "1,3", "--since", "2020-01-01 10:30", "--parser-was", "glmocr", "--json"]

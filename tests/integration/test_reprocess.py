@@ -246,10 +246,10 @@ def test_pages_that_failed_are_read_again_beside_those_that_are_named(redo, fail
     assert redone_pages(done) == {1, 3}
 
 
-def test_pages_that_a_document_does_not_have_are_nothing_to_redo(redo, failed):
+def test_pages_that_a_document_does_not_have_are_named_as_such(redo, failed):
     before = sim.everything()
     [said] = redo(failed, change=check_change(pages="4-9"))
-    assert (said.action, said.run_id) == ("nothing_to_redo", None)
+    assert (said.action, said.run_id) == ("no_such_page", None)
     assert (said.pages_reused, said.pages_redone) == (3, 0)
     assert sim.everything() == before
 
