@@ -107,9 +107,20 @@ class _Repair:
         """Whether no more of this table comes: nothing, or another table that is not in a cell."""
         if not self._open or following is None:
             return bool(self._open)
+        if not _is_opening(following, "table"):
+            return False
         in_cell = self._open[-1].name in _CELLS
-        is_apart = not in_cell or bool(_until_blank_line(words)[1].strip())
-        return is_apart and _is_opening(following, "table")
+        # A stray end before the words is dropped: what it parted is one text then.
+        return not in_cell or bool(_until_blank_line(self._since_tag() + words)[1].strip())
+
+    def _since_tag(self) -> str:
+        """What the open cell has said after the last tag that stays."""
+        said: list[str] = []
+        for part in reversed(self._parts):
+            if _OPENS_MARKUP.match(part):
+                break
+            said.append(part)
+        return "".join(reversed(said))
 
     def _end_tables(self, words: str) -> int:
         """Close all; how many of the words are the last cell's, which a blank line ends."""

@@ -233,6 +233,8 @@ ANY_TEXT = st.lists(st.sampled_from(FRAGMENTS), max_size=16).map("".join) | st.t
 @given(ANY_TEXT)
 @example("<table><tr><td>a" * 5)
 @example("<ta</td>ble>")
+@example("<table>\n\n<sup></thead><table><caption>")
+@example("<table><td>a\n\nb</tr><table><td>c")
 def test_a_second_repair_changes_nothing(text):
     once = repair(text)
     assert repair(once) == once
