@@ -22,12 +22,14 @@ from rag_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from rag_service.ocr.client import OcrClient
+    from rag_service.ocr.client import OcrClient, Probe
     from rag_service.ocr.probing import Question
     from rag_service.ocr.steps import Bounds, Ending, Step
     from rag_service.settings import Ocr, Settings
 
 _INTERRUPTED = 130
+# Where the client's message names the settings that a service reads its server from.
+_CLIENTS_ADVICE = "; check "
 _COLUMNS = (
     "in flight", "pages/s", "median s", "p95 s", "running", "waiting", "cache", "tokens/page",
     "answers",
@@ -94,7 +96,8 @@ def _server(settings: Settings, url: str, model: str | None) -> Ocr:
     try:
         return type(settings.ocr).model_validate(known | changed)
     except ValidationError as error:
-        raise ConfigurationError(f"{url}: {in_words(error.errors()[0])}") from error
+        without_password = url.rpartition("@")[2]
+        raise ConfigurationError(f"{without_password}: {in_words(error.errors()[0])}") from None
 
 
 def _keep_quiet(_step: Step) -> None:
@@ -163,13 +166,18 @@ async def _require_answer(client: OcrClient) -> None:
     if answer.ok:
         return
     if answer.misconfigured:
-        way_out = (
-            "name one with --model"
-            if answer.other_model
-            else "this is no OpenAI-compatible server, or it wants another key (GLMOCR_API_KEY)"
-        )
-        raise ConfigurationError(f"{answer.message}; {way_out}.")
+        raise ConfigurationError(_in_words_of_probe(answer))
     raise ServiceUnreachable(answer.message)
+
+
+def _in_words_of_probe(answer: Probe) -> str:
+    """The client's message with what may be done here, where the URL is an argument."""
+    if answer.other_model:
+        return f"{answer.message}; name one with --model."
+    return (
+        f"{answer.message.partition(_CLIENTS_ADVICE)[0]}; check the URL, or the key "
+        "(GLMOCR_API_KEY): it must be an OpenAI-compatible server that serves a model."
+    )
 
 
 async def _question(client: OcrClient, server: Ocr, dpi: int) -> Question:

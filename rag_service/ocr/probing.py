@@ -148,6 +148,7 @@ class Load:
         step: dict[str, object] = {
             "in_flight": in_flight,
             "answers": len(counted),
+            "empty": sum(not answer.page.text.strip() for answer in counted),
             "client_cpu": round(busy, 2),
             "too_slow": self._too_slow(),
             "error": None if self.error is None else str(self.error),

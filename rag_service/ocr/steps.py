@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,6 +16,11 @@ from pydantic import BaseModel, ConfigDict
 _GROWTH = 1.05
 # One after the other: four at once bring no more than this times what one alone brings.
 _SERIAL_AT, _SERIAL_GAIN = 4, 1.25
+# A doubling that brings less than this shows that something is the limit, once so many were tried.
+# Where the requests are seen to be held up outside the batch, more of a gain is still little.
+_LEVEL, _LEVEL_HELD_UP, _LEVEL_STEPS = 1.15, 1.35, 3
+# One core does all of the probe's work but the drawing of pages.
+_BUSY = 0.8
 # Twice as many can at worst take twice as long.
 _WORST_STEP = 2.0
 # The same throughput but for noise; and what `objective: latency` gives up for short answers.
@@ -31,6 +37,14 @@ class Ending(StrEnum):
     ERROR = "error"
     MOST = "most"
     INTERRUPTED = "interrupted"
+
+
+class Growth(StrEnum):
+    """What the last doubling brought."""
+
+    UNKNOWN = "unknown"
+    GROWS = "grows"
+    LEVEL = "level"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +68,8 @@ class Step(BaseModel):
     `pages_per_second` and the latencies (seconds; their median, 95th percentile and greatest) are
     None where no answer could be counted. `open` is the mean of really open requests. Gauges are
     means, None without gauges; `full_at`: the most that ran while something waited. Tokens are
-    means a page. `client_cpu`: cores that the probe itself used. `too_slow`: ended because a
-    request was open for longer than the bound.
+    means a page. `empty`: answers without a word. `client_cpu`: cores that the probe itself used.
+    `too_slow`: ended because a request was open for longer than the bound.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -73,9 +87,15 @@ class Step(BaseModel):
     full_at: int | None = None
     prompt_tokens: float | None = None
     completion_tokens: float | None = None
+    empty: int = 0
     client_cpu: float = 0.0
     too_slow: bool = False
     error: str | None = None
+
+    @property
+    def lacked_cpu(self) -> bool:
+        """Whether the probe may have been what held it up."""
+        return self.client_cpu > _BUSY
 
 
 class Choice(BaseModel):
@@ -140,17 +160,43 @@ def serialises(steps: Sequence[Step], slots: int | None = None) -> bool:
     if slots is not None:
         return slots == 1
     most = max(step.pages_per_second or 0.0 for step in tried)
+    able = not any(step.lacked_cpu for step in (steps[0], *tried))
     signs = (
         _slots(steps, slots) == 1,
-        most < _SERIAL_GAIN * alone,
+        able and most < _SERIAL_GAIN * alone,
         tried[-1].in_flight >= _SERIAL_AT,
     )
     return sum(signs) >= 2
 
 
+def growth(steps: Sequence[Step], *, held_up: bool) -> Growth:
+    """What the last doubling brought, wherever the probe stopped.
+
+    `held_up`: many requests were open that the server had not taken in.
+    """
+    speeds = [choice.pages_per_second for choice in _measured(steps)]
+    level = _LEVEL_HELD_UP if held_up else _LEVEL
+    if len(speeds) > 1 and speeds[-1] >= level * max(speeds[:-1]):
+        return Growth.GROWS
+    return Growth.LEVEL if len(speeds) >= _LEVEL_STEPS else Growth.UNKNOWN
+
+
+def in_flight_with_cpu(steps: Sequence[Step]) -> int | None:
+    """The most in flight up to which the probe kept up; None where it was short at once."""
+    able = takewhile(lambda step: not step.lacked_cpu, steps)
+    return max((step.in_flight for step in able), default=None)
+
+
+def rests_on_lack_of_cpu(steps: Sequence[Step]) -> bool:
+    """Whether the probe was short of CPU where throughput ended or was the most."""
+    counted = [step for step in steps if step.pages_per_second is not None]
+    most = max(counted, key=lambda step: step.pages_per_second or 0.0)
+    return counted[-1].lacked_cpu or most.lacked_cpu
+
+
 def conclude(steps: Sequence[Step], ending: Ending, slots: int | None = None) -> Findings | None:
     """The findings; None where no step went well."""
-    measured = [choice for step in steps if (choice := _choice(step)) is not None]
+    measured = _measured(steps)
     if not measured:
         return None
     return Findings(
@@ -174,6 +220,11 @@ def _slots(steps: Sequence[Step], slots: int | None) -> int | None:
     if slots is not None:
         return slots
     return max((step.full_at for step in steps if step.full_at is not None), default=None)
+
+
+def _measured(steps: Sequence[Step]) -> list[Choice]:
+    """Of the steps that went well to their end."""
+    return [choice for step in steps if (choice := _choice(step)) is not None]
 
 
 def _choice(step: Step) -> Choice | None:

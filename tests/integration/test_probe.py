@@ -151,11 +151,34 @@ def test_exit_status_of_what_is_no_server_for_us() -> None:
     with simulated(SMALL, GaugeNames.NONE, 80) as (url, _):
         other = probe(url, "--model", "nobody")
         assert (other.returncode, "'nobody'" in other.stderr) == (2, True)
-        nowhere = probe(f"{url}/elsewhere")
-        assert (nowhere.returncode, "404" in nowhere.stderr) == (2, True)
     assert probe(url, "--plot", "/no/such/folder/plot.svg").returncode == 2
     wrong = probe("ftp://example.com")
     assert (wrong.returncode, "ftp://example.com" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "status"),
+    [("/elsewhere", {}, 404), ("", {"models_status": 404}, 404), ("", {"key": "another"}, 401)],
+)
+def test_what_answers_otherwise_is_told_in_words_of_the_command(
+    path: str, wrong: dict[str, Any], status: int
+) -> None:
+    with FakeOcrServer() as server:
+        for name, value in wrong.items():
+            setattr(server, name, value)
+        done = probe(server.url + path)
+    assert done.returncode == 2
+    assert f"HTTP {status}; check the URL, or the key (GLMOCR_API_KEY)" in done.stderr
+    assert "GLMOCR_BASE_URL" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_empty_answers_are_told(text: str) -> None:
+    with FakeOcrServer() as server:
+        server.default = Reply(text=text, delay=0.05)
+        steps, findings = objects(probe(server.url, "--json", *QUICK, "--most", "1"))
+    assert steps[0]["empty"] == steps[0]["answers"] > 0
+    assert findings["empty_answers"] == findings["all_answers"] == steps[0]["answers"]
 
 
 def test_the_cpu_server_answers_every_page(tmp_path: Path) -> None:

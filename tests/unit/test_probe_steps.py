@@ -9,9 +9,10 @@ from PIL import Image
 
 from rag_service.cli.advice import advise
 from rag_service.cli.plot import draw
+from rag_service.knowledgebase.leases import Claimant
 from rag_service.occupancy import Verdict
 from rag_service.ocr.sheets import Sheets
-from rag_service.ocr.steps import Bounds, Ending, Step, conclude, next_in_flight
+from rag_service.ocr.steps import Bounds, Ending, Step, conclude, next_in_flight, serialises
 
 BOUNDS = Bounds()
 
@@ -119,22 +120,151 @@ def test_who_is_the_bottleneck(more: dict[str, float], verdict: Verdict) -> None
     assert advise(steps, findings, 8).verdict is verdict
 
 
-def test_a_server_that_could_take_more_is_starved() -> None:
-    steps, ending = climb(batching(1000.0), Bounds(most=8))
+def verdict_of(steps: list[Step], ending: Ending) -> tuple[Verdict, str]:
     findings = conclude(steps, ending)
     assert findings is not None
-    assert advise(steps, findings, 8).verdict is Verdict.STARVED
+    advice = advise(steps, findings, 8)
+    return advice.verdict, advice.sentence
 
 
-def test_the_advised_settings_multiply_to_the_number_in_flight() -> None:
-    for most, product in ((16.0, 32), (1.0, 2)):
-        steps, ending = climb(batching(most))
-        findings = conclude(steps, ending)
-        assert findings is not None
-        advised = advise(steps, findings, 8).settings_for_throughput
-        documents = int(advised["OCR_WORKER_CONCURRENCY"])
-        assert documents <= 8
-        assert documents * int(advised["GLMOCR_PIPELINE_MAX_WORKERS"]) == product
+@pytest.mark.parametrize("ending", [Ending.NO_GROWTH, Ending.MOST, Ending.INTERRUPTED])
+@pytest.mark.parametrize(
+    ("more", "verdict"),
+    [
+        ({}, Verdict.SATURATED),
+        ({"running": 60.0, "waiting": 0.0}, Verdict.SATURATED),
+        ({"running": 23.7, "waiting": 0.0}, Verdict.FRONT_END_BOUND),
+    ],
+)
+def test_growth_that_ended_tells_wherever_the_probe_stopped(
+    ending: Ending, more: dict[str, float], verdict: Verdict
+) -> None:
+    speeds = {1: 0.8, 2: 1.6, 4: 3.2, 8: 6.4, 16: 10.0, 32: 13.0}
+    steps = [step(*one) for one in speeds.items()]
+    steps.append(step(64, 13.8, **more))
+    assert verdict_of(steps, ending)[0] is verdict
+
+
+@pytest.mark.parametrize(
+    ("before", "running", "verdict"),
+    [
+        (11.5, 24.0, Verdict.FRONT_END_BOUND),
+        (11.5, 60.0, Verdict.STARVED),
+        (7.0, 24.0, Verdict.STARVED),
+    ],
+)
+def test_a_little_growth_clears_no_front_end_that_holds_most_requests(
+    before: float, running: float, verdict: Verdict
+) -> None:
+    steps = [step(8, 4.0), step(16, 6.5), step(32, before), step(64, 13.8, running=running)]
+    assert verdict_of(steps, Ending.INTERRUPTED)[0] is verdict
+
+
+@pytest.mark.parametrize(
+    ("ending", "verdict", "way_out"),
+    [
+        (Ending.MOST, Verdict.STARVED, "--most"),
+        (Ending.INTERRUPTED, Verdict.STARVED, "to its end"),
+        (Ending.LATENCY, Verdict.UNKNOWN, "--max-latency"),
+        (Ending.TIMEOUT, Verdict.UNKNOWN, "ocr.read_timeout"),
+    ],
+)
+def test_where_throughput_still_grew_it_says_how_to_know_more(
+    ending: Ending, verdict: Verdict, way_out: str
+) -> None:
+    steps, _ = climb(batching(1000.0), Bounds(most=8))
+    found, sentence = verdict_of(steps, ending)
+    assert (found, way_out in sentence) == (verdict, True)
+
+
+@pytest.mark.parametrize("speeds", [{1: 1.0}, {1: 1.0, 2: 1.1}])
+@pytest.mark.parametrize("ending", [Ending.MOST, Ending.INTERRUPTED])
+def test_too_few_steps_accuse_nobody(speeds: dict[int, float], ending: Ending) -> None:
+    steps = [step(*one) for one in speeds.items()]
+    assert verdict_of(steps, ending)[0] is Verdict.UNKNOWN
+
+
+def test_a_serialising_server_is_not_told_to_batch_where_it_cannot() -> None:
+    steps, ending = climb(lambda _: 0.1, full_at=1)
+    verdict, sentence = verdict_of(steps, ending)
+    assert verdict is Verdict.SERIALISING
+    assert "need a server that batches" in sentence
+    assert "If it is one of these, let it run more at once" in sentence
+
+
+@given(
+    speeds=st.lists(st.floats(0.1, 100.0), min_size=1, max_size=8),
+    short=st.sampled_from(["last", "most"]),
+    ending=st.sampled_from([Ending.NO_GROWTH, Ending.MOST, Ending.INTERRUPTED, Ending.LATENCY]),
+    gauges=st.sampled_from(
+        [{}, {"running": 1.0, "waiting": 0.0}, {"running": 1.0, "waiting": 9.0, "cache_use": 0.99}]
+    ),
+)
+def test_a_probe_that_lacked_cpu_accuses_no_server(
+    speeds: list[float], short: str, ending: Ending, gauges: dict[str, float]
+) -> None:
+    at = len(speeds) - 1 if short == "last" else speeds.index(max(speeds))
+    steps = [
+        step(2**number, speed, client_cpu=0.9 if number == at else 0.3, **gauges)
+        for number, speed in enumerate(speeds)
+    ]
+    verdict, sentence = verdict_of(steps, ending)
+    assert (verdict, "more CPU" in sentence) == (Verdict.UNKNOWN, True)
+    assert ("in flight are true" in sentence) == (at > 0)
+    assert at == 0 or f"up to {2 ** (at - 1)} in flight" in sentence
+
+
+def test_a_probe_without_cpu_calls_no_server_serial_unless_the_server_shows_it() -> None:
+    steps = [step(count, 50.0, client_cpu=0.95) for count in (1, 2, 4)]
+    assert not serialises(steps)
+    assert serialises([one.model_copy(update={"full_at": 1}) for one in steps])
+
+
+def test_a_lack_of_cpu_that_decided_nothing_is_a_warning_beside_the_verdict() -> None:
+    steps, ending = climb(batching(8.0))
+    steps[1] = steps[1].model_copy(update={"client_cpu": 0.9})
+    findings = conclude(steps, ending)
+    assert findings is not None
+    advice = advise(steps, findings, 8)
+    assert advice.verdict is Verdict.SATURATED
+    assert "at its limit" in "\n".join(advice.lines(findings))
+
+
+@given(in_flight=st.integers(1, 1024), forks=st.integers(1, 32))
+def test_the_advised_settings_let_bulk_documents_have_the_number_in_flight(
+    in_flight: int, forks: int
+) -> None:
+    steps = [step(in_flight, 1.0)]
+    findings = conclude(steps, Ending.MOST)
+    assert findings is not None
+    advised = advise(steps, findings, forks).settings_for_throughput
+    advised_forks = int(advised["OCR_WORKER_CONCURRENCY"])
+    pages = int(advised["GLMOCR_PIPELINE_MAX_WORKERS"])
+    bulk = Claimant("", "", advised_forks).bulk_limit
+    assert in_flight <= bulk * pages < in_flight + bulk
+    assert bulk <= pages
+    assert 2 <= advised_forks <= max(2, forks)
+
+
+def test_it_says_that_a_fork_is_kept_and_that_auto_needs_none_of_this() -> None:
+    steps, ending = climb(batching(8.0))
+    findings = conclude(steps, ending)
+    assert findings is not None
+    said = "\n".join(advise(steps, findings, 8).lines(findings))
+    assert "OCR_WORKER_CONCURRENCY=5 GLMOCR_PIPELINE_MAX_WORKERS=4" in said
+    assert "one is kept for interactive documents" in said
+    assert "auto, the default, finds the number by itself" in said
+
+
+@pytest.mark.parametrize("empty", [0, 1, 6])
+def test_empty_answers_are_counted_aloud(empty: int) -> None:
+    steps = [step(1, 1.0), step(2, 2.0, empty=empty)]
+    findings = conclude(steps, Ending.MOST)
+    assert findings is not None
+    advice = advise(steps, findings, 8)
+    assert advice.empty_answers == empty
+    said = f"{empty} of 12 answers were empty" in "\n".join(advice.lines(findings))
+    assert said == (empty > 0)
 
 
 def test_the_plot_has_a_point_a_measured_step_and_no_markup_of_the_title() -> None:
