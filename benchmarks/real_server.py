@@ -66,7 +66,7 @@ class Look:
     at: float
     done: int
     tokens: float | None
-    in_flight: int
+    in_flight: float
     running: float | None
     waiting: float | None
     worker_mib: float

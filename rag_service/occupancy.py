@@ -13,6 +13,9 @@ from enum import StrEnum
 # A server that runs this share of its slots is full: requests come and go.
 _FULL = 0.9
 _HALF = 0.5
+_FREE_SLOT = 0.4
+# Figures from here on are told as whole numbers.
+_PLAIN = 9.5
 # On average: now and then one waits.
 _SOME_WAIT = 0.5
 # Waiting beyond both adds latency and nothing else.
@@ -60,7 +63,7 @@ class Sample:
     waiting: float | None
     slots: int | None
     cache_use: float | None
-    in_flight: int
+    in_flight: float
     limit: float | None
     tokens_per_second: float | None
     pages_per_minute: float
@@ -102,7 +105,10 @@ def judge(samples: Sequence[Sample], feed: Feed | None = None) -> Judgement:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Means over the samples; `backlog`: the fewest pages that waited in any of them."""
+    """Means over the samples; `backlog`: the fewest pages that waited in any of them.
+
+    Of the last one are `in_flight_now` and `pages_waiting`.
+    """
 
     feed: Feed
     gauged: bool
@@ -112,17 +118,21 @@ class _Seen:
     slots: int | None
     cache_use: float
     in_flight: float
+    in_flight_now: float
     limit: float | None
     limit_moves: bool
     backlog: int
+    pages_waiting: int
     # The last look found nothing at all; before it the server may have worked.
     is_over: bool
 
     @classmethod
     def of(cls, samples: Sequence[Sample], feed: Feed) -> _Seen:
         running = [s.running for s in samples if s.running is not None]
-        limits = [s.limit for s in samples if s.limit]
         last = samples[-1]
+        # Between two documents a fork has nothing for a moment; twice in a row none is at work.
+        at_work = any(s.limit for s in samples[-2:])
+        limits = [s.limit for s in samples if s.limit and at_work]
         return cls(
             feed=feed,
             gauged=bool(running),
@@ -132,24 +142,32 @@ class _Seen:
             slots=next((s.slots for s in reversed(samples) if s.slots), None),
             cache_use=_mean(s.cache_use for s in samples if s.cache_use is not None),
             in_flight=_mean(s.in_flight for s in samples),
+            in_flight_now=last.in_flight,
             limit=_mean(limits) if limits else None,
             limit_moves=bool(limits) and max(limits) > _MOVES * min(limits),
             backlog=min(s.pages_waiting for s in samples),
+            pages_waiting=last.pages_waiting,
             is_over=not (last.running or last.waiting or last.in_flight or last.pages_waiting),
         )
 
     @property
     def runs(self) -> str:
-        of_slots = f" of {self.slots} slots" if self.slots else ""
-        return f"{self.running:.0f} requests run{of_slots}, {self.waiting:.0f} wait"
+        of_slots = f" on {counted(self.slots, 'slot')}" if self.slots else ""
+        running, waiting = _figure(self.running), _figure(self.waiting)
+        return f"on average {running} run{of_slots} and {waiting} wait"
 
     def fills(self, share: float) -> bool:
-        """Whether that share of the slots is in use; never where they are not known."""
-        return self.slots is not None and self.running >= share * self.slots
+        """Whether that share of the slots is in use; never where they are not known.
+
+        Nor may more than a part of one be free: of one slot a look sees all or nothing.
+        """
+        if self.slots is None:
+            return False
+        return self.running >= min(share * self.slots, self.slots - _FREE_SLOT)
 
 
 def _idle(seen: _Seen) -> Judgement | None:
-    works = seen.backlog or seen.in_flight >= _SOME_WAIT or seen.running >= _SOME_WAIT
+    works = seen.pages_waiting or seen.in_flight >= _SOME_WAIT or seen.running >= _SOME_WAIT
     if works and not seen.is_over:
         return None
     return Judgement(Verdict.IDLE, "Nothing waits for it.")
@@ -183,7 +201,7 @@ def _overloaded(seen: _Seen) -> Judgement | None:
     )
     return Judgement(
         Verdict.OVERLOADED,
-        f"{seen.runs}: more in flight only makes every answer later; {whose}.",
+        f"More in flight only makes every answer later: {seen.runs}; {whose}.",
     )
 
 
@@ -203,21 +221,23 @@ def _saturated(seen: _Seen) -> Judgement | None:
         return None
     return Judgement(
         Verdict.SATURATED,
-        f"The GPU has all it can do: {seen.runs}. For more pages take smaller pictures "
+        f"It has all it can do: {seen.runs}. For more pages take smaller pictures "
         "(ocr.dpi) or another server.",
     )
 
 
 def _front_end_bound(seen: _Seen) -> Judgement | None:
-    if not seen.gauged or seen.feed.remote or seen.in_flight < _LEAST_CROWD:
+    # Of forks that died a moment ago the mean still tells.
+    in_flight = min(seen.in_flight, seen.in_flight_now)
+    if not seen.gauged or seen.feed.remote or in_flight < _LEAST_CROWD:
         return None
     tried = seen.feed.adaptive or bool(seen.slots and seen.in_flight >= _HALF * seen.slots)
     crowd = _CROWD if tried else _CLEAR_CROWD
-    if seen.in_flight <= crowd * (seen.running + seen.waiting):
+    if in_flight <= crowd * (seen.running + seen.waiting):
         return None
     return Judgement(
         Verdict.FRONT_END_BOUND,
-        f"We have {seen.in_flight:.0f} requests in flight, but {seen.runs}: its front end, which "
+        f"We have {_figure(in_flight)} in flight, but {seen.runs} in it: its front end, which "
         "decodes the pictures, is the limit. Start the server with more API processes (vLLM: "
         "--api-server-count), or send smaller pictures (ocr.dpi).",
     )
@@ -226,6 +246,11 @@ def _front_end_bound(seen: _Seen) -> Judgement | None:
 def _nothing_more(seen: _Seen) -> Judgement | None:
     if seen.backlog:
         return None
+    if seen.pages_waiting:
+        return Judgement(
+            Verdict.UNKNOWN,
+            f"{_waits(seen.pages_waiting)}, but none did a moment ago: too early to tell.",
+        )
     if seen.in_flight < _SOME_WAIT:
         return Judgement(Verdict.IDLE, "No page of ours waits; what runs is another client's.")
     return Judgement(Verdict.IDLE, "The last pages are under way; no more wait for it.")
@@ -237,13 +262,13 @@ def _of_jobs(seen: _Seen) -> Judgement | None:
     if seen.slots is None:
         return Judgement(
             Verdict.UNKNOWN,
-            f"In its jobs {seen.runs}; set occupancy.slots to the requests that it can batch.",
+            f"In its jobs, {seen.runs}; set occupancy.slots to the requests that it can batch.",
         )
     if seen.fills(_HALF):
         return Judgement(Verdict.SATURATED, f"Its jobs keep it busy: {seen.runs}.")
     return Judgement(
         Verdict.STARVED,
-        f"{seen.backlog} pages wait, and in its jobs {seen.runs}: jobs carry too few pages. "
+        f"{_waits(seen.pages_waiting)}, and in its jobs {seen.runs}: jobs carry too few pages. "
         "Raise runpod.max_pages_per_job.",
     )
 
@@ -270,12 +295,12 @@ def _of_the_client(seen: _Seen) -> Judgement:
     if taken and not seen.gauged:
         return Judgement(
             Verdict.UNKNOWN,
-            f"All {seen.in_flight:.0f} places that the settings allow are taken, and the server "
-            "shows no gauges. GLMOCR_PIPELINE_MAX_WORKERS=auto finds the right number.",
+            f"All {_figure(seen.limit or 0)} places that the settings allow are taken, and the "
+            "server shows no gauges. GLMOCR_PIPELINE_MAX_WORKERS=auto finds the right number.",
         )
     state = f" ({seen.runs})" if seen.gauged else ""
     return Judgement(
-        Verdict.STARVED, f"{seen.backlog} pages wait, but {_cause(seen, taken)}{state}."
+        Verdict.STARVED, f"{_waits(seen.pages_waiting)}, but {_cause(seen, taken)}{state}."
     )
 
 
@@ -284,7 +309,7 @@ def _as_found(seen: _Seen) -> Judgement:
     if seen.limit_moves:
         return Judgement(
             Verdict.UNKNOWN,
-            f"The right number in flight is being looked for; now {seen.in_flight:.0f}.",
+            f"The right number in flight is being looked for; now {_figure(seen.in_flight_now)}.",
         )
     if not seen.gauged and seen.in_flight <= _SERIAL:
         return Judgement(
@@ -295,7 +320,7 @@ def _as_found(seen: _Seen) -> Judgement:
     said = f": {seen.runs}" if seen.gauged else ""
     return Judgement(
         Verdict.SATURATED,
-        f"With {seen.in_flight:.0f} in flight, more bring no more pages{said}. For more pages "
+        f"More than {_figure(seen.in_flight)} in flight bring no more pages{said}. For more pages "
         "take smaller pictures (ocr.dpi) or another server.",
     )
 
@@ -310,14 +335,28 @@ def _cause(seen: _Seen, taken: bool) -> str:
         return "no fork sends any: look at the ocr workers"
     if taken:
         return (
-            f"the settings allow {seen.limit:.0f} in flight: set GLMOCR_PIPELINE_MAX_WORKERS to "
-            "`auto`"
+            f"the settings allow {_figure(seen.limit)} in flight: set "
+            "GLMOCR_PIPELINE_MAX_WORKERS to `auto`"
         )
     return (
-        f"our workers keep only {seen.in_flight:.0f} of {seen.limit:.0f} in flight: their "
-        "documents have few pages, or pages are drawn too slowly. Raise OCR_WORKER_CONCURRENCY, or "
-        "give them more CPU"
+        f"our workers keep only {_figure(seen.in_flight)} of {_figure(seen.limit)} in flight, on "
+        "average: their documents have few pages, or pages are drawn too slowly. Raise "
+        "OCR_WORKER_CONCURRENCY, or give them more CPU"
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 page`, `2 pages`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _waits(pages: int) -> str:
+    return f"{counted(pages, 'page')} {'waits' if pages == 1 else 'wait'}"
+
+
+def _figure(number: float) -> str:
+    """Small ones with a digit after the point, where it says something."""
+    return f"{number:.0f}" if number >= _PLAIN else f"{number:.1f}".removesuffix(".0")
 
 
 def _mean(values: Iterable[float]) -> float:

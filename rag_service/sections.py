@@ -32,6 +32,9 @@ Folder = Annotated[Path, BeforeValidator(_expand)]
 Seconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
+# More is a slip of the keyboard: no server batches so many, no machine has so many forks.
+_MOST_AT_ONCE = 1024
+Forks = Annotated[int, Field(ge=1, le=_MOST_AT_ONCE)]
 # sun_path holds 104 bytes on macOS and 108 on Linux, the final NUL included.
 LONGEST_SOCKET_PATH = 103
 
@@ -43,9 +46,9 @@ def _known_as(name: str) -> dict[str, Any]:
 def _count_or_auto(value: Any) -> Any:
     """One sentence in place of one for each type that it may have."""
     text = str(value).strip()
-    if text == "auto" or (text.isdecimal() and int(text) >= 1):
+    if text == "auto" or (text.isdecimal() and 1 <= int(text) <= _MOST_AT_ONCE):
         return value
-    raise ValueError("must be a number from 1 on, or auto")
+    raise ValueError(f"must be a whole number from 1 to {_MOST_AT_ONCE}, or auto")
 
 
 def _address(url: str) -> str:
@@ -59,7 +62,9 @@ def _address(url: str) -> str:
 
 
 def _server(url: str) -> str:
-    """One spelling for one server, since what is known of it is kept under its URL."""
+    """One spelling for one server, since what is known of it is kept, and shown, under its URL."""
+    if "@" in urlsplit(url).netloc:
+        raise ValueError("must carry no user and password; a bearer token goes to GLMOCR_API_KEY")
     return _address(url).removesuffix("/v1")
 
 
@@ -208,7 +213,7 @@ class Ocr(Section):
     model: str = Field(
         description="Model name in requests.", json_schema_extra=_known_as("GLMOCR_MODEL")
     )
-    worker_concurrency: Count = Field(
+    worker_concurrency: Forks = Field(
         description="Documents in flight: forks of the ocr worker.",
         json_schema_extra=_known_as("OCR_WORKER_CONCURRENCY"),
     )
@@ -387,7 +392,7 @@ class CpuOcr(Section):
 
 
 class Prepare(Section):
-    worker_concurrency: Count = Field(
+    worker_concurrency: Forks = Field(
         description="Forks of the prepare worker; one of them is kept for interactive documents."
     )
 
@@ -482,7 +487,7 @@ class MemoryGuard(Section):
 
 
 class Embedded(Section):
-    worker_concurrency: Count = Field(
+    worker_concurrency: Forks = Field(
         description="ocr.worker_concurrency where the OCR server is the embedded one."
     )
     pages_in_flight: Count = Field(

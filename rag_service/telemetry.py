@@ -78,13 +78,14 @@ class _DatabaseCollector(Collector):
 
     def __init__(self, settings: Settings) -> None:
         self._fresh = settings.occupancy.fresh
+        self._server = settings.page_server
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         try:
             gauges = read_gauges()
             loads = [load for stage in Stage for load in fleet.loads(stage)]
             jobs = job_totals()
-            servers = occupancy.latest(self._fresh)
+            servers = occupancy.latest(self._fresh, self._server)
         except (DatabaseError, ConfigurationError) as error:
             log.warning("No figures from the database: %s", error)
             yield _gauge("database_up", "1 where PostgreSQL answers.", 0)

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 # How stale the shared note of the last answered page may be, and that of what is open.
 _ANSWERED_NOTE_SECONDS = 2.0
 _LOAD_NOTE_SECONDS = 5.0
-# Of what may be open; samples are moments.
+# Of what may be open: now and then one place is empty.
 _USED = 0.8
 
 
@@ -157,6 +157,7 @@ class Watch:
         self._noted_at = float("-inf")
         self._unnoted = False
         self._reported_at = float("-inf")
+        self._reported = 0.0
         # Newest last: those that stay take a part over when they have heard twice that it is free.
         self._forks: deque[int] = deque([0, 0], maxlen=2)
 
@@ -185,9 +186,10 @@ class Watch:
 
     async def report(self, load: Load) -> Together | None:
         """Note what is open, now and then; and what all together found to be right."""
-        if time.monotonic() - self._reported_at < _LOAD_NOTE_SECONDS:
+        is_first_sent = load.in_flight > 0 and not self._reported
+        if time.monotonic() - self._reported_at < _LOAD_NOTE_SECONDS and not is_first_sent:
             return None
-        self._reported_at = time.monotonic()
+        self._reported_at, self._reported = time.monotonic(), load.in_flight
         await self._held.call(
             lambda: occupancy.report_load(_fork(), _url(), load.in_flight, load.limit)
         )

@@ -75,8 +75,8 @@ class Sampler:
         else:
             look = asyncio.run(self._of_server(url))
             ours = occupancy.load(url)
-            in_flight, limit = ours.in_flight, ours.limit
-        demand = occupancy.demand(url)
+            in_flight, limit = round(ours.in_flight, 1), ours.limit
+        demand = occupancy.demand()
         return Sample(
             url=url,
             at=demand.at,
@@ -96,7 +96,7 @@ class Sampler:
             gauges = await client.gauges()
             if gauges is None:
                 self._counted, self._asked_for_slots = None, False
-                return _Look()
+                return _Look(slots=self._settings.occupancy.slots)
             if not self._asked_for_slots:
                 self._slots = (await client.limits()).slots
                 self._asked_for_slots = True
@@ -112,7 +112,7 @@ class Sampler:
             return None
         return (tokens - before[1]) / (now - before[0])
 
-    def _of_jobs(self) -> tuple[_Look, int, None]:
+    def _of_jobs(self) -> tuple[_Look, float, None]:
         runpod = self._settings.runpod
         jobs = occupancy.job_gauges(runpod.api_base, str(runpod.endpoint_id), _JOB_SECONDS)
         slots = jobs.slots or self._settings.occupancy.slots

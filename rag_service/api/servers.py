@@ -34,7 +34,7 @@ def servers(
     """The newest sample of each server with its verdict: `starved`, `front_end_bound`,
     `kv_bound`, `saturated`, `overloaded`, `serialising`, `idle`, `unknown`, and what to do.
     """
-    newest = occupancy.latest(here.settings.occupancy.fresh)
+    newest = occupancy.latest(here.settings.occupancy.fresh, here.settings.page_server)
     return ServerList(servers=[_view(judged, seconds) for judged in newest])
 
 

@@ -142,5 +142,5 @@ def moment(when: datetime) -> str:
 def server(view: ServerView) -> str:
     """How full an OCR server is, who is the bottleneck, and what to do."""
     since = f" since {moment(view.starved_since)}" if view.starved_since else ""
-    rate = f"{view.latest.pages_per_minute:.0f} pages a minute"
+    rate = f"{view.latest.pages_per_minute:.0f} pages in the last minute"
     return f"{view.url}: {_VERDICTS[view.latest.verdict]}{since}, {rate}. {view.latest.sentence}"

@@ -273,7 +273,7 @@ class ForkLoad(Base):
 
     fork: Mapped[str] = mapped_column(primary_key=True)
     url: Mapped[str]
-    in_flight: Mapped[int]
+    in_flight: Mapped[float]
     limit_now: Mapped[float]
     seen_at: Mapped[datetime]
 
@@ -290,7 +290,7 @@ class ServerSample(Base):
     waiting: Mapped[float | None]
     slots: Mapped[int | None]
     cache_use: Mapped[float | None]
-    in_flight: Mapped[int]
+    in_flight: Mapped[float]
     in_flight_limit: Mapped[float | None]
     tokens_per_second: Mapped[float | None]
     pages_per_minute: Mapped[float]

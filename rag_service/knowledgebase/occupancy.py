@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from rag_service.knowledgebase.engine import Connection, begin, single
-from rag_service.knowledgebase.leases import is_due, server_is_out
+from rag_service.knowledgebase.leases import is_due
 from rag_service.knowledgebase.models import (
     ForkLoad,
     OcrServer,
@@ -26,8 +26,10 @@ from rag_service.knowledgebase.models import (
 from rag_service.occupancy import Judgement, Sample, Verdict
 from rag_service.states import JobState, PageState, Plan, RunState, ServerState
 
-# A fork that did not report for this long has nothing open any more.
-_LOAD_SECONDS = 30.0
+# A fork that did not report for this long has nothing open any more: three reports.
+_LOAD_SECONDS = 15.0
+# The loads of forks so long gone are dropped.
+_LOAD_KEPT_SECONDS = 1800.0
 _RATE_SECONDS = 60.0
 
 
@@ -36,13 +38,13 @@ class FleetLoad:
     """Live forks at work on a server; what all have open, and would usually let be open."""
 
     forks: int
-    in_flight: int
+    in_flight: float
     limit: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Pages that may be sent to a server now and were not yet; pages a minute that it read.
+    """Pages for a server that were not sent yet, also while it is out; those it read a minute.
 
     `at`: now by the database's clock, which all samples have.
     """
@@ -78,8 +80,8 @@ class JudgedSample:
     judgement: Judgement
 
 
-def report_load(fork: str, url: str, in_flight: int, limit: float) -> None:
-    """A fork has so many requests open on the server, and would let `limit` be open."""
+def report_load(fork: str, url: str, in_flight: float, limit: float) -> None:
+    """A fork had so many requests open on the server lately, and would let `limit` be open."""
     values = {
         "url": url,
         "in_flight": in_flight,
@@ -100,7 +102,7 @@ def forget_load(fork: str) -> None:
         connection.execute(delete(ForkLoad).where(ForkLoad.fork == fork))
 
 
-def in_flight(url: str) -> int:
+def in_flight(url: str) -> float:
     """The requests that live forks have open on the server."""
     return load(url).in_flight
 
@@ -108,7 +110,7 @@ def in_flight(url: str) -> int:
 def load(url: str) -> FleetLoad:
     """What live forks have open on the server, and their limits together."""
     query = select(
-        func.count(), func.coalesce(func.sum(ForkLoad.in_flight), 0), func.sum(ForkLoad.limit_now)
+        func.count(), func.coalesce(func.sum(ForkLoad.in_flight), 0.0), func.sum(ForkLoad.limit_now)
     ).where(*_live(url))
     with begin() as connection:
         return FleetLoad(*connection.execute(query).one())
@@ -131,15 +133,15 @@ def note_good(url: str, together: float) -> None:
         )
 
 
-def demand(url: str) -> Demand:
+def demand() -> Demand:
     """What waits for the server now, and what it has read in the last minute."""
     with begin() as connection:
         now = connection.scalars(select(func.clock_timestamp())).one()
-        return Demand(now, _pages_waiting(connection, url), _pages_per_minute(connection))
+        return Demand(now, _pages_waiting(connection), _pages_per_minute(connection))
 
 
-def _pages_waiting(connection: Connection, url: str) -> int:
-    """Pages in nobody's hand, of runs that nothing but their turn keeps waiting."""
+def _pages_waiting(connection: Connection) -> int:
+    """Pages in nobody's hand, of runs that wait for their turn or for the server's return."""
     in_hand = (Page.hand_epoch == Run.epoch) & (Run.state == RunState.OCR)
     waits = (
         select(func.count())
@@ -148,7 +150,6 @@ def _pages_waiting(connection: Connection, url: str) -> int:
         .where(
             Run.state.in_([RunState.READY, RunState.OCR]),
             is_due(),
-            ~server_is_out(url, Run.id),
             Page.state == PageState.PENDING,
             Page.plan == Plan.OCR,
             Page.remote_job_id.is_(None),
@@ -211,8 +212,11 @@ def samples(url: str, seconds: float) -> list[JudgedSample]:
         return _judged(connection.execute(query).all())
 
 
-def latest(seconds: float) -> list[JudgedSample]:
-    """The newest sample of each server, no older than so many seconds."""
+def latest(seconds: float, url: str | None = None) -> list[JudgedSample]:
+    """The newest sample of each server, no older than so many seconds.
+
+    Those of `url`, where there are any: what was said of a server used before says nothing of now.
+    """
     query = (
         select(ServerSample)
         .where(ServerSample.at > _ago(seconds))
@@ -220,7 +224,8 @@ def latest(seconds: float) -> list[JudgedSample]:
         .ext(distinct_on(ServerSample.url))
     )
     with begin() as connection:
-        return _judged(connection.execute(query).all())
+        newest = _judged(connection.execute(query).all())
+    return [judged for judged in newest if judged.sample.url == url] or newest
 
 
 def most_running(url: str) -> float | None:
@@ -231,9 +236,14 @@ def most_running(url: str) -> float | None:
 
 
 def raise_starved(url: str, alarm: Starvation) -> bool:
-    """Raise the alarm for the server; False where it is raised already."""
+    """Raise the alarm for the server; False where it is raised already, which keeps its time."""
     change = {"starved_since": alarm.since, "starved_why": alarm.why}
     with begin() as connection:
+        connection.execute(
+            update(OcrServer)
+            .where(OcrServer.url == url, OcrServer.starved_since.is_not(None))
+            .values(starved_why=alarm.why)
+        )
         raised = connection.scalar(
             upsert(OcrServer)
             .values(url=url, state=ServerState.UP, message="", **change)
@@ -272,7 +282,7 @@ def _starvation(connection: Connection, url: str) -> Starvation | None:
 def prune(seconds: float) -> int:
     """Drop samples older than so many seconds, and loads of forks long gone; samples dropped."""
     with begin() as connection:
-        connection.execute(delete(ForkLoad).where(ForkLoad.seen_at < _ago(60 * _LOAD_SECONDS)))
+        connection.execute(delete(ForkLoad).where(ForkLoad.seen_at < _ago(_LOAD_KEPT_SECONDS)))
         dropped = connection.execute(delete(ServerSample).where(ServerSample.at < _ago(seconds)))
     return dropped.rowcount
 

@@ -183,7 +183,7 @@ class SampleView(BaseModel):
     waiting: float | None
     slots: int | None
     cache_use: float | None
-    in_flight: int
+    in_flight: float
     in_flight_limit: float | None
     tokens_per_second: float | None
     pages_per_minute: float

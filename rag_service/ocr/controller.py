@@ -20,8 +20,11 @@ from enum import StrEnum
 
 from rag_service.ocr.gauges import Gauges
 from rag_service.ocr.trials import (
+    BLIND,
+    GAUGED,
     Sample,
     Signal,
+    Steps,
     Trial,
     Trials,
     enough_waiting,
@@ -56,6 +59,9 @@ _WINDOWS_IN_CYCLE, _LESS_AT, _MORE_AT = 4, 0, 2
 _KEPT_WINDOWS = 40
 # No answer may come near the client's time-out: beyond this share of it less is sent.
 _SAFE_SHARE = 0.4
+# A server that shows no gauges and takes so long may read one page after the other: no more than
+# one request of each process waits in it.
+_BLIND_SECONDS = 120.0
 _WAITING_SAMPLES = 5
 _PATIENCE = 1.2
 # A server that is found idle so often is not fed.
@@ -76,19 +82,6 @@ class Phase(StrEnum):
 
     DOUBLING = "doubling"
     STEADY = "steady"
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """How far a trial goes, and what counts as a difference in throughput."""
-
-    more: float
-    less: float
-    noise: float
-
-
-GAUGED = Steps(more=1.25, less=0.88, noise=0.012)
-BLIND = Steps(more=1.4, less=0.75, noise=0.06)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +178,7 @@ class Controller:
         self._latencies.append((now, seconds))
         known = self._answer_seconds
         self._answer_seconds = seconds if known is None else 0.85 * known + 0.15 * seconds
-        late = seconds > _SAFE_SHARE * self._aim.timeout
+        late = seconds > self._safe_seconds(1.0)
         if late and not self._is_safe(1.0) and now >= self._no_cut_before:
             self._cut(0.7, now + 0.6 * self._answer_seconds)
 
@@ -256,7 +249,13 @@ class Controller:
     def _is_safe(self, factor: float) -> bool:
         """Whether answers that took so much longer would stay far from the time-out."""
         known = self._answer_seconds
-        return known is None or known * factor <= _SAFE_SHARE * self._aim.timeout
+        return known is None or known * factor <= self._safe_seconds(factor)
+
+    def _safe_seconds(self, factor: float) -> float:
+        """What an answer may take of a limit that is so many times the usual one."""
+        safe = _SAFE_SHARE * self._aim.timeout
+        alone = self._base * factor <= 1
+        return safe if self._gauged or alone else min(safe, _BLIND_SECONDS)
 
     def _cut(self, factor: float, until: float) -> None:
         self._no_cut_before = until

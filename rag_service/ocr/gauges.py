@@ -6,6 +6,7 @@ gives None, and everything works without.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -67,16 +68,22 @@ def parse_gauges(text: str) -> Gauges | None:
     values: dict[str, list[float]] = defaultdict(list)
     for line in text.splitlines():
         found = _LINE.match(line)
-        if found and ":" in found[1]:
-            try:
-                values[found[1]].append(float(found[2]))
-            except ValueError:
-                continue
+        if found and ":" in found[1] and (value := _count(found[2])) is not None:
+            values[found[1]].append(value)
     running, waiting = _first(values, _RUNNING), _first(values, _WAITING)
     if not running:
         return None
-    cache = _first(values, _CACHE_USE)
+    cache = [share for share in _first(values, _CACHE_USE) if share <= 1]
     return Gauges(sum(running), sum(waiting), _tokens(values), max(cache) if cache else None)
+
+
+def _count(text: str) -> float | None:
+    """None for what no server can have counted."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
 
 
 def _tokens(values: Mapping[str, list[float]]) -> float | None:

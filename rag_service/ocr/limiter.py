@@ -22,6 +22,8 @@ from rag_service.ocr.gauges import Gauges
 from rag_service.settings import Ocr, Settings
 
 _BEAT_SECONDS = 1.0
+# What is open is told as the mean of so long: short documents begin and end between two looks.
+_MEAN_SECONDS = 5.0
 # Pages that are drawn while others are read, so that a place that comes free is used at once.
 _AHEAD = 2
 # What is given up for shorter answers where they are the objective.
@@ -33,9 +35,12 @@ Tell = Callable[["Load"], Awaitable["Together | None"]]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a process has open at a server, would usually let be open, and if that is settled."""
+    """What a process has open at a server, would usually let be open, and if that is settled.
 
-    in_flight: int
+    `in_flight` is the mean of the last seconds, documents before this one included.
+    """
+
+    in_flight: float
     limit: float
     is_settled: bool
 
@@ -122,6 +127,7 @@ class Limiter:
         self._now = now
         self._beat = beat
         self._requests = _Line(lambda open_: governor.admits(open_, now()))
+        self._meter = _Meter(now)
         self._pages = _Line(lambda open_: open_ < self.most_pages)
 
     @property
@@ -161,6 +167,7 @@ class Limiter:
     async def request(self) -> AsyncIterator[None]:
         """One request, in the order of asking; how long it takes is learned from."""
         await self._requests.enter()
+        self._meter.read(self.in_flight)
         began = self._now()
         try:
             yield
@@ -170,6 +177,7 @@ class Limiter:
             raise
         finally:
             self._requests.leave()
+            self._meter.read(self.in_flight)
             self._pages.admit()
 
     async def _beats(self, look: Look, tell: Tell) -> None:
@@ -178,10 +186,37 @@ class Limiter:
             self.governor.tick(self.in_flight, gauges, self._now())
             self._requests.admit()
             self._pages.admit()
-            load = Load(self.in_flight, self.governor.usual, self.governor.is_settled)
+            mean = self._meter.read(self.in_flight)
+            load = Load(mean, self.governor.usual, self.governor.is_settled)
             if (together := await tell(load)) is not None:
                 self.governor.share_with(together.processes, together.limit)
             await asyncio.sleep(self._beat)
+
+
+class _Meter:
+    """The mean of what was open in the last seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._open = 0
+        self._used = 0.0
+        # When it was read, and the request-seconds up to then.
+        self._readings = deque([(now(), 0.0)])
+
+    def read(self, open_: int) -> float:
+        """The mean up to now; from now on so many are open."""
+        now, (last, _) = self._now(), self._readings[-1]
+        self._used += self._open * (now - last)
+        self._open = open_
+        self._readings.append((now, self._used))
+        since = now - _MEAN_SECONDS
+        while len(self._readings) > 2 and self._readings[1][0] <= since:
+            self._readings.popleft()
+        (first, used), (second, later) = self._readings[0], self._readings[1]
+        if first < since:
+            used += (later - used) * (since - first) / (second - first)
+            first = since
+        return (self._used - used) / (now - first) if now > first else float(open_)
 
 
 class _Line:

@@ -28,6 +28,19 @@ _ENOUGH, _WAVERINGS = 2, 3
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """How far a trial goes, and what counts as a difference in throughput."""
+
+    more: float
+    less: float
+    noise: float
+
+
+GAUGED = Steps(more=1.25, less=0.88, noise=0.012)
+BLIND = Steps(more=1.4, less=0.75, noise=0.06)
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One look."""
 

@@ -246,6 +246,13 @@ def test_a_starved_server_is_warned_of_once_shown_and_cleared(
     assert "starved" not in [fault["name"] for fault in degraded]
 
 
+def test_slots_that_are_set_hold_for_a_server_without_gauges_too(simulated, sampler):
+    watch = sampler(simulated(GaugeNames.NONE).url)
+    options = watch._settings.occupancy.model_copy(update={"slots": 64})
+    watch._settings = watch._settings.model_copy(update={"occupancy": options})
+    assert look(watch).sample.slots == 64
+
+
 def test_time_that_nobody_looked_does_not_count_as_starved(simulated, sampler):
     server = simulated()
     watch = sampler(server.url)
@@ -260,9 +267,7 @@ def test_a_webhook_that_is_away_holds_nothing_up(simulated, sampler):
     server = simulated()
     watch = sampler(server.url, notify={"webhook_url": SecretStr("http://127.0.0.1:1/")})
     starve(watch)
-    assert occupancy.starvation(server.url).since < occupancy.demand(server.url).at - timedelta(
-        seconds=100
-    )
+    assert occupancy.starvation(server.url).since < occupancy.demand().at - timedelta(seconds=100)
 
 
 def test_metrics_servers_and_status_say_it_in_figures_and_words(simulated, sampler, start_api):

@@ -98,11 +98,11 @@ def test_a_time_out_halves_what_is_sent():
 class Fleet:
     """Searches without a word between them in front of one simulated server."""
 
-    def __init__(self, rates, *, gauged, processes=8, began=0.0):
+    def __init__(self, rates, *, gauged, processes=8, began=0.0, timeout=TIMEOUT):
         self.batch = Batch(rates, seed=1, now=began)
         self.gauged = gauged
         self.searches = [
-            Controller(Aim(timeout=TIMEOUT), chance=random.Random(n)) for n in range(processes)
+            Controller(Aim(timeout=timeout), chance=random.Random(n)) for n in range(processes)
         ]
         self.open = [{} for _ in self.searches]
         self.late = self.keys = self.idle = 0
@@ -206,6 +206,18 @@ def test_a_server_that_reads_one_at_a_time_is_never_brought_near_the_time_out(ga
     assert fleet.longest < TIMEOUT
     assert pages >= 0.85 * 1500 / 11.5
     assert fleet.in_flight <= 8
+
+
+@pytest.mark.parametrize("began", [0.0, 7.0, 19.0])
+def test_no_crowd_grows_before_a_blind_server_that_reads_one_at_a_time(began):
+    """The shipped time-out is half an hour, so no answer is ever near it."""
+    fleet, most = Fleet(SERIAL, gauged=False, began=began, timeout=1800.0), []
+    for _ in range(60):
+        fleet.run(100)
+        most.append(fleet.in_flight)
+    assert max(most) <= 17
+    assert max(most[10:]) <= 13
+    assert fleet.batch.finished >= 0.95 * 6000 / 11.5
 
 
 @pytest.mark.parametrize("limit", [0.25, 0.6, 1.3, 2.5, 7.9])
@@ -345,6 +357,34 @@ def test_nothing_is_added_while_the_memory_guard_finds_too_little(monkeypatch, e
     assert (governor.limit > 4.0) is grows
 
 
+@pytest.mark.parametrize("seconds", [0.3, 0.9, 4.0])
+def test_short_documents_count_for_what_they_keep_open(seconds):
+    """A document begins and ends between two beats; what is told at its first beat is no zero."""
+    clock, told = [100.0], []
+
+    async def look():
+        return None
+
+    async def tell(load):
+        told.append(load.in_flight)
+
+    async def go():
+        limiter = Limiter(Fixed(4), now=lambda: clock[0])
+        for _ in range(math.ceil(8 / seconds)):
+            async with limiter.at_work(look, tell):
+                await _settle()
+                async with limiter.request(), limiter.request():
+                    clock[0] += seconds
+            clock[0] += seconds / 4
+        clock[0] += 60.0
+        async with limiter.at_work(look, tell):
+            await _settle()
+
+    asyncio.run(go())
+    assert told[-2] == pytest.approx(2 / 1.25, rel=0.2)
+    assert told[-1] == 0.0
+
+
 VLLM = """# HELP vllm:num_requests_running Number of requests
 vllm:num_requests_running{engine="0",model_name="m"} 12.0
 vllm:num_requests_running{engine="1",model_name="m"} 8.0
@@ -358,3 +398,14 @@ vllm:generation_tokens_total{engine="0"} 1000.0
 def test_gauges_are_added_up_over_engines_and_not_taken_by_prefix():
     assert parse_gauges(VLLM) == Gauges(20.0, 3.0, 1000.0, 0.25)
     assert parse_gauges("python_info 1.0\n") is None
+
+
+@pytest.mark.parametrize("junk", ["NaN", "+Inf", "-4.0", "many"])
+def test_what_no_server_can_have_counted_is_no_gauge(junk):
+    assert parse_gauges(f"vllm:num_requests_running {junk}\n") is None
+    text = VLLM.replace("3.0", junk).replace("0.25", junk).replace("1000.0", junk)
+    assert parse_gauges(text) == Gauges(20.0, 0.0, None, None)
+
+
+def test_a_cache_that_is_fuller_than_full_is_not_believed():
+    assert parse_gauges(VLLM.replace("0.25", "17.0")) == Gauges(20.0, 3.0, 1000.0, None)

@@ -73,6 +73,12 @@ def minute(**values):
         ),
         (Verdict.STARVED, Feed(), {"pages_waiting": 500}),
         (Verdict.IDLE, Feed(), {"running": 5, "in_flight": 5, "limit": 40}),
+        # Of one slot a look sees all or nothing: between two pages nothing runs.
+        (
+            Verdict.SATURATED,
+            FIXED,
+            {"running": 0.75, "slots": 1, "in_flight": 1.6, "limit": 4, "pages_waiting": 19},
+        ),
         (Verdict.STARVED, JOBS, {"running": 20, "in_flight": 90, "pages_waiting": 500}),
         (Verdict.SATURATED, JOBS, {"running": 40, "in_flight": 90, "pages_waiting": 500}),
         (Verdict.UNKNOWN, JOBS, {"running": 20, "slots": None, "pages_waiting": 500}),
@@ -134,7 +140,7 @@ samples = st.lists(
         waiting=st.none() | figures,
         slots=st.none() | st.integers(1, 300),
         cache_use=st.none() | st.floats(0, 1),
-        in_flight=counts,
+        in_flight=figures,
         limit=st.none() | figures,
         tokens_per_second=st.none() | figures,
         pages_per_minute=figures,
@@ -180,6 +186,32 @@ def test_a_server_that_has_just_run_out_of_work_is_idle_whatever_it_did_before()
     assert judge([busy, busy, busy]).verdict is Verdict.SERIALISING
     over = judge([busy, busy, busy, sample(slots=1)])
     assert (over.verdict, over.sentence) == (Verdict.IDLE, "Nothing waits for it.")
+
+
+def test_pages_that_have_just_come_are_not_denied():
+    """Neither `Nothing waits` nor another client, where the last look saw pages of ours."""
+    come = sample(pages_waiting=493, running=3, in_flight=3, limit=8)
+    for feed in (Feed(), FIXED):
+        found = judge([sample(), sample(), come], feed)
+        assert (found.verdict, found.sentence[:14]) == (Verdict.UNKNOWN, "493 pages wait")
+        ungauged = judge([sample(**NO_GAUGES), sample(**NO_GAUGES, pages_waiting=107)], feed)
+        assert ungauged.verdict is Verdict.UNKNOWN
+
+
+def test_forks_that_died_are_not_in_the_front_end():
+    """The mean remembers them; what to do is said of now."""
+    busy = sample(running=30, in_flight=61, limit=64, pages_waiting=900)
+    dead = sample(in_flight=0, pages_waiting=900)
+    assert judge([busy, busy]).verdict is Verdict.FRONT_END_BOUND
+    assert judge([busy, busy, dead]).verdict is not Verdict.FRONT_END_BOUND
+    found = judge([busy, busy, dead, dead])
+    assert (found.verdict, "look at the ocr workers" in found.sentence) == (Verdict.STARVED, True)
+
+
+def test_the_sentence_counts_the_pages_that_wait_now():
+    seen = [sample(pages_waiting=n, limit=40) for n in (500, 3, 225)]
+    assert judge(seen).sentence.startswith("225 pages wait, but")
+    assert judge([sample(pages_waiting=1)]).sentence.startswith("1 page waits, but")
 
 
 def test_what_another_client_has_running_is_not_called_ours():

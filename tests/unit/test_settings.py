@@ -426,11 +426,26 @@ def test_a_lease_is_renewed_before_its_owner_stops_before_it_ends(times, monkeyp
         assert key in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "abc", "1.5"])
+@pytest.mark.parametrize("user", ["name:s3cret@", "s3cret@"])
+def test_a_servers_url_carries_no_password_since_it_is_shown_everywhere(monkeypatch, user):
+    monkeypatch.setenv("GLMOCR_BASE_URL", f"http://{user}127.0.0.1:5002/v1")
+    with pytest.raises(ConfigurationError, match="GLMOCR_API_KEY") as refused:
+        load_settings()
+    assert "s3cret" not in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["OCR_WORKER_CONCURRENCY", "GLMOCR_PIPELINE_MAX_WORKERS"])
+def test_a_slip_of_the_keyboard_starts_no_million_forks(monkeypatch, name):
+    monkeypatch.setenv(name, "1000000")
+    with pytest.raises(ConfigurationError, match="1024"):
+        load_settings()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "abc", "1.5", "1e9", "1025"])
 def test_what_is_neither_a_number_nor_auto_is_refused_in_one_sentence(monkeypatch, value):
     monkeypatch.setenv("GLMOCR_PIPELINE_MAX_WORKERS", value)
     with pytest.raises(ConfigurationError) as refused:
         load_settings()
     assert refused.value.message.count("GLMOCR_PIPELINE_MAX_WORKERS") == 1
-    assert "must be a number from 1 on, or auto" in refused.value.message
+    assert "must be a whole number from 1 to 1024, or auto" in refused.value.message
     assert "Value error" not in refused.value.message

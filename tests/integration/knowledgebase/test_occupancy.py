@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rag_service.knowledgebase import leases, occupancy, pages, runs, servers
+from rag_service.knowledgebase.occupancy import Starvation
 from rag_service.occupancy import Judgement, Sample, Verdict
 from rag_service.states import PageState, Stage
 from tests import simulation as sim
@@ -40,7 +41,7 @@ def test_what_forks_have_open_is_added_up_server_by_server():
 
 def test_a_fork_that_reports_no_more_has_nothing_open():
     occupancy.report_load("a", URL, 3, 4.5)
-    sim.execute("UPDATE fork_loads SET seen_at = now() - interval '31 seconds'")
+    sim.execute("UPDATE fork_loads SET seen_at = now() - interval '16 seconds'")
     assert occupancy.load(URL) == occupancy.FleetLoad(0, 0, None)
 
 
@@ -71,6 +72,22 @@ def test_the_latest_sample_of_each_server():
         occupancy.add_sample(one, FULL)
     assert [judged.sample for judged in occupancy.latest(60)] == newest
     assert occupancy.latest(0.5) == []
+    assert [judged.sample for judged in occupancy.latest(60, other)] == newest[1:]
+    assert [judged.sample for judged in occupancy.latest(60, "http://unseen")] == newest
+
+
+def test_parts_of_requests_add_up():
+    """Of documents of one page each fork has something open for a part of the time."""
+    for fork in "abc":
+        occupancy.report_load(fork, URL, 0.4, 1.0)
+    assert occupancy.in_flight(URL) == pytest.approx(1.2)
+
+
+def test_an_alarm_keeps_its_time_and_tells_the_cause_of_now():
+    first = Starvation(ago(400), "The memory guard.")
+    assert occupancy.raise_starved(URL, first)
+    assert not occupancy.raise_starved(URL, Starvation(ago(100), "Few pages."))
+    assert occupancy.starvation(URL) == Starvation(first.since, "Few pages.")
 
 
 def test_slots_are_learned_only_while_something_waits():
@@ -89,25 +106,25 @@ def test_old_samples_are_dropped():
 
 def test_pages_wait_until_they_are_in_hand():
     sim.ready_run(PageState.PENDING, PageState.PENDING, PageState.NATIVE)
-    assert occupancy.demand(URL).pages_waiting == 3
+    assert occupancy.demand().pages_waiting == 3
     run = sim.claim(Stage.OCR)
     pages.take_in_hand(run, 1)
-    assert occupancy.demand(URL).pages_waiting == 2
+    assert occupancy.demand().pages_waiting == 2
 
 
 def test_pages_that_a_lost_fork_had_in_hand_wait_again():
     sim.ready_run()
     run = sim.claim(Stage.OCR)
     pages.take_in_hand(run, 1)
-    assert occupancy.demand(URL).pages_waiting == 0
+    assert occupancy.demand().pages_waiting == 0
     leases.release(run)
-    assert occupancy.demand(URL).pages_waiting == 1
+    assert occupancy.demand().pages_waiting == 1
 
 
-def test_nothing_waits_for_a_server_that_is_out():
+def test_pages_wait_for_the_return_of_a_server_that_is_out():
     sim.ready_run()
     servers.mark_out(URL, "refused", misconfigured=False)
-    assert occupancy.demand(URL).pages_waiting == 0
+    assert occupancy.demand().pages_waiting == 1
 
 
 def test_pages_read_in_the_last_minute_are_counted_also_of_runs_that_ended():
@@ -115,8 +132,8 @@ def test_pages_read_in_the_last_minute_are_counted_also_of_runs_that_ended():
     run = sim.claim(Stage.OCR)
     sim.read(run, 1)
     sim.read(run, 2)
-    assert occupancy.demand(URL).pages_per_minute == 2
+    assert occupancy.demand().pages_per_minute == 2
     runs.finish(run)
-    assert occupancy.demand(URL).pages_per_minute == 2
+    assert occupancy.demand().pages_per_minute == 2
     sim.execute("UPDATE pages SET stored_at = stored_at - interval '61 seconds'")
-    assert occupancy.demand(URL).pages_per_minute == 0
+    assert occupancy.demand().pages_per_minute == 0
