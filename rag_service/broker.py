@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from rag_service.errors import ConfigurationError
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 TASK_NAMES = {Stage.PREPARE: "prepare document", Stage.OCR: "read pages"}
 _CONNECT_SECONDS = 2.0
 _SCHEMES = ("redis://", "rediss://")
+_making = Lock()
 
 
 def broker_url(settings: Settings) -> str:
@@ -75,7 +77,9 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
 @cache
 def _sender() -> Celery:
     """Senders do not wait for a broker that is away or deaf; consumers have all day."""
-    app = make_app(get_settings())
+    # Celery's package replaces itself while it is imported: a second thread would see half of it.
+    with _making:
+        app = make_app(get_settings())
     app.conf.broker_transport_options |= {"max_retries": 0, "socket_timeout": _CONNECT_SECONDS}
     return app
 
