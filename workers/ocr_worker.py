@@ -186,13 +186,18 @@ class Watch:
 
     async def report(self, load: Load) -> Together | None:
         """Note what is open, now and then; and what all together found to be right."""
+        is_due = time.monotonic() - self._reported_at >= _LOAD_NOTE_SECONDS
         is_first_sent = load.in_flight > 0 and not self._reported
-        if time.monotonic() - self._reported_at < _LOAD_NOTE_SECONDS and not is_first_sent:
+        if not (is_due or is_first_sent):
             return None
-        self._reported_at, self._reported = time.monotonic(), load.in_flight
+        self._reported = load.in_flight
         await self._held.call(
             lambda: occupancy.report_load(_fork(), _url(), load.in_flight, load.limit)
         )
+        # Between two documents a fork is gone for a moment: who asks twice at once takes its part.
+        if not is_due:
+            return None
+        self._reported_at = time.monotonic()
         fleet = await self._held.call(lambda: occupancy.load(_url()))
         if load.is_settled and self._is_steady(fleet):
             good = (fleet.limit or 0.0) / get_settings().ocr.server_share

@@ -245,10 +245,13 @@ class OcrClient:
 
     def _bad(self, path: str, response: httpx.Response) -> Probe:
         status = response.status_code
-        misconfigured = status in _MISCONFIGURED_STATUS
+        # Pages are posted, which no redirect carries along.
+        elsewhere = response.headers["location"] if response.has_redirect_location else None
+        misconfigured = status in _MISCONFIGURED_STATUS or elsewhere is not None
         hint = ""
         if misconfigured:
-            hint = "; check GLMOCR_BASE_URL and GLMOCR_API_KEY"
+            to = f" to {elsewhere}" if elsewhere else ""
+            hint = f"{to}; check GLMOCR_BASE_URL and GLMOCR_API_KEY"
         elif status == httpx.codes.OK:
             hint = ", the model is still loading"
         message = f"{self.url}{path}: HTTP {status}{hint}"

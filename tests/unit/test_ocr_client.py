@@ -246,6 +246,13 @@ def test_a_refused_key_is_a_misconfiguration(server):
     assert "wrong" not in found.message
 
 
+def test_a_server_that_sends_elsewhere_is_a_misconfiguration_that_says_where(server):
+    server.health = fake.Reply(302, headers={"Location": "https://gpu.example/health"})
+    found = probe(server)
+    assert (found.ok, found.misconfigured) == (False, True)
+    assert "HTTP 302 to https://gpu.example/health; check GLMOCR_BASE_URL" in found.message
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_models_that_may_not_be_listed_are_a_misconfiguration(server, status):
     server.models_status = status
