@@ -60,3 +60,17 @@ def test_the_last_documents_do_not_lower_what_is_kept(watch):
     for _ in range(3):
         report(watch, in_flight=4, beside=["c"])
     assert occupancy.good_in_flight(URL) == 32.0
+
+
+def test_the_first_page_sent_is_told_at_once_and_who_is_beside_at_the_usual_pace(
+    watch, monkeypatch
+):
+    """Told twice that a fork is gone its part is taken: twice must not be at one moment."""
+    from workers import ocr_worker
+
+    monkeypatch.setattr(ocr_worker, "_LOAD_NOTE_SECONDS", 5.0)
+    assert report(watch, in_flight=0) == Together(4, 32.0)
+    assert report(watch, in_flight=0.4, beside=[]) is None
+    assert occupancy.in_flight(URL) == pytest.approx(0.4)
+    assert report(watch, in_flight=8, beside=[]) is None
+    assert occupancy.in_flight(URL) == pytest.approx(0.4)
