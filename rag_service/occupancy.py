@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from rag_service.wording import counted
+
 # A server that runs this share of its slots is full: requests come and go.
 _FULL = 0.9
 _HALF = 0.5
@@ -343,11 +345,6 @@ def _cause(seen: _Seen, taken: bool) -> str:
         "average: their documents have few pages, or pages are drawn too slowly. Raise "
         "OCR_WORKER_CONCURRENCY, or give them more CPU"
     )
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 page`, `2 pages`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _waits(pages: int) -> str:

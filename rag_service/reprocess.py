@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rag_service import broker
@@ -118,7 +118,7 @@ def _redo(settings: Settings, candidate: Candidate, change: Change, *, dry_run: 
     redo = Redo(
         id=candidate.id,
         filename=candidate.filename,
-        action=_action(candidate, change, reused),
+        action=_action(candidate, change.pages, chosen, reused),
         run_id=None,
         pages_reused=reused,
         pages_redone=candidate.pages - reused if candidate.pages else None,
@@ -145,14 +145,15 @@ def _reused(candidate: Candidate, options: RunOptions) -> int:
         return reused_pages(connection, candidate.id, options.fingerprint, candidate.chosen or ())
 
 
-def _action(candidate: Candidate, change: Change, reused: int) -> Action:
+def _action(
+    candidate: Candidate, numbers: Sequence[PageRange], chosen: tuple[int, ...] | None, reused: int
+) -> Action:
     if candidate.active:
         return Action.SKIPPED_ACTIVE
-    if candidate.pages and change.pages and all(n > candidate.pages for n, _ in change.pages):
+    if candidate.pages and numbers and all(first > candidate.pages for first, _ in numbers):
         return Action.NO_SUCH_PAGE
     whole = candidate.state is RunState.PROCESSED and 0 < candidate.pages <= reused
-    unmeant = candidate.chosen == () and not change.all_pages
-    return Action.NOTHING_TO_REDO if whole or unmeant else Action.WOULD_QUEUE
+    return Action.NOTHING_TO_REDO if whole or chosen == () else Action.WOULD_QUEUE
 
 
 def _queue(redo: Redo, options: RunOptions, change: Change, redo_pages: tuple[int, ...]) -> Redo:

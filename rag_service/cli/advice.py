@@ -17,7 +17,9 @@ from rag_service.ocr.steps import (
     growth,
     in_flight_with_cpu,
     rests_on_lack_of_cpu,
+    with_throughput,
 )
+from rag_service.wording import counted
 
 _FULL_CACHE = 0.9
 # Where none waits, so much of what is open must be found running; the rest is in the front end.
@@ -148,7 +150,7 @@ def _verdict(steps: Sequence[Step], findings: Findings) -> tuple[Verdict, str]:
         return _said(Verdict.OVERLOADED)
     if rests_on_lack_of_cpu(steps):
         return Verdict.UNKNOWN, _of_this_machine(steps)
-    last = [step for step in steps if step.pages_per_second is not None][-1]
+    last = with_throughput(steps)[-1]
     if (last.cache_use or 0.0) > _FULL_CACHE:
         return _said(Verdict.KV_BOUND)
     if (last.waiting or 0.0) >= 1:
@@ -203,7 +205,7 @@ def _kind(findings: Findings) -> str:
 def _slots(findings: Findings) -> str:
     if findings.slots is None:
         return "its slots are not known"
-    slots = f"{findings.slots} slot" + ("s" if findings.slots != 1 else "")
+    slots = counted(findings.slots, "slot")
     return f"{slots}, as it says" if findings.slots_stated else f"{slots}, where requests waited"
 
 

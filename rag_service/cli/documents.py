@@ -14,6 +14,7 @@ from rag_service.cli.output import note, one_line, print_json, print_table
 from rag_service.cli.rendering import Format
 from rag_service.errors import NotFound
 from rag_service.states import RunState
+from rag_service.wording import counted
 
 if TYPE_CHECKING:
     from rag_service.client import Client
@@ -179,7 +180,7 @@ def delete(
 def _require_consent(count: int) -> None:
     if not sys.stdin.isatty():
         raise typer.BadParameter("say --yes where nobody can be asked.", param_hint="delete")
-    typer.confirm(f"Delete {count} document{'' if count == 1 else 's'}?", abort=True, err=True)
+    typer.confirm(f"Delete {counted(count, 'document')}?", abort=True, err=True)
 
 
 def _for_each(ids: list[str], act: Callable[[str], str], *, as_json: bool) -> None:

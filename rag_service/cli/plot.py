@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from rag_service.ocr.steps import Step
+from rag_service.ocr.steps import Step, with_throughput
 
 _WIDTH, _PANEL, _LEFT, _TOP, _GAP = 640, 180, 70, 50, 40
 _RIGHT = _WIDTH - 20
@@ -16,7 +16,7 @@ _STYLE = "text{font:12px sans-serif;fill:#333}.axis{stroke:#bbb}.curve{fill:none
 
 def draw(title: str, steps: Sequence[Step]) -> str:
     """Throughput and latency over the number in flight, one above the other; steps double."""
-    measured = [step for step in steps if step.pages_per_second is not None]
+    measured = with_throughput(steps)
     height = _TOP + len(_CURVES) * (_PANEL + _GAP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}">',

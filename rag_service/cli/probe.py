@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rag_service.settings import Ocr, Settings
 
 _INTERRUPTED = 130
-# Where the client's message names the settings that a service reads its server from.
-_CLIENTS_ADVICE = "; check "
 _COLUMNS = (
     "in flight", "pages/s", "median s", "p95 s", "running", "waiting", "cache", "tokens/page",
     "answers",
@@ -175,7 +173,7 @@ def _in_words_of_probe(answer: Probe) -> str:
     if answer.other_model:
         return f"{answer.message}; name one with --model."
     return (
-        f"{answer.message.partition(_CLIENTS_ADVICE)[0]}; check the URL, or the key "
+        f"{answer.seen or answer.message}; check the URL, or the key "
         "(GLMOCR_API_KEY): it must be an OpenAI-compatible server that serves a model."
     )
 

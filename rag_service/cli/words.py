@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rag_service.occupancy import Verdict
 from rag_service.states import TERMINAL, RunState, WaitingFor
+from rag_service.wording import counted
 
 if TYPE_CHECKING:
     from rag_service.knowledgebase.views import (
@@ -108,7 +109,7 @@ def status_counts(views: Iterable[DocumentView]) -> str:
     counts = Counter(str(view.status) for view in views)
     total = sum(counts.values())
     listed = ", ".join(f"{n} {status}" for status, n in counts.most_common())
-    return f"{total} document{'' if total == 1 else 's'}" + (f": {listed}" if listed else "")
+    return counted(total, "document") + (f": {listed}" if listed else "")
 
 
 def page_ranges(numbers: Iterable[int]) -> str:

@@ -85,13 +85,15 @@ class ModelInfo:
 class Probe:
     """Whether a server would answer now, and the reason where it would not.
 
-    `other_model`: it answers, and says that it serves other models than ours.
+    `other_model`: it answers, and says that it serves other models than ours. `seen`: the message
+    without the settings to check, where it names any.
     """
 
     ok: bool
     misconfigured: bool = False
     message: str = ""
     other_model: bool = False
+    seen: str = ""
 
 
 class _Message(BaseModel):
@@ -245,17 +247,15 @@ class OcrClient:
 
     def _bad(self, path: str, response: httpx.Response) -> Probe:
         status = response.status_code
+        seen = f"{self.url}{path}: HTTP {status}"
         # Pages are posted, which no redirect carries along.
-        elsewhere = response.headers["location"] if response.has_redirect_location else None
-        misconfigured = status in _MISCONFIGURED_STATUS or elsewhere is not None
-        hint = ""
-        if misconfigured:
-            to = f" to {elsewhere}" if elsewhere else ""
-            hint = f"{to}; check GLMOCR_BASE_URL and GLMOCR_API_KEY"
-        elif status == httpx.codes.OK:
-            hint = ", the model is still loading"
-        message = f"{self.url}{path}: HTTP {status}{hint}"
-        return Probe(False, misconfigured=misconfigured, message=message)
+        if response.has_redirect_location:
+            seen += f" to {response.headers['location']}"
+        elif status not in _MISCONFIGURED_STATUS:
+            loading = ", the model is still loading" if status == httpx.codes.OK else ""
+            return Probe(False, message=seen + loading)
+        message = f"{seen}; check GLMOCR_BASE_URL and GLMOCR_API_KEY"
+        return Probe(False, misconfigured=True, message=message, seen=seen)
 
     def _judge(self, models: httpx.Response) -> Probe:
         if models.status_code != httpx.codes.OK:

@@ -153,7 +153,7 @@ def serialises(steps: Sequence[Step], slots: int | None = None) -> bool:
     Two in flight settle it where the server states one slot, or shows one and brings no more;
     four where it shows one slot or brings no more.
     """
-    tried = [step for step in steps if step.in_flight > 1 and step.pages_per_second is not None]
+    tried = [step for step in with_throughput(steps) if step.in_flight > 1]
     alone = steps[0].pages_per_second if steps else None
     if alone is None or not tried:
         return False
@@ -167,6 +167,11 @@ def serialises(steps: Sequence[Step], slots: int | None = None) -> bool:
         tried[-1].in_flight >= _SERIAL_AT,
     )
     return sum(signs) >= 2
+
+
+def with_throughput(steps: Sequence[Step]) -> list[Step]:
+    """Those of which an answer could be counted."""
+    return [step for step in steps if step.pages_per_second is not None]
 
 
 def growth(steps: Sequence[Step], *, held_up: bool) -> Growth:
@@ -189,7 +194,7 @@ def in_flight_with_cpu(steps: Sequence[Step]) -> int | None:
 
 def rests_on_lack_of_cpu(steps: Sequence[Step]) -> bool:
     """Whether the probe was short of CPU where throughput ended or was the most."""
-    counted = [step for step in steps if step.pages_per_second is not None]
+    counted = with_throughput(steps)
     most = max(counted, key=lambda step: step.pages_per_second or 0.0)
     return counted[-1].lacked_cpu or most.lacked_cpu
 
