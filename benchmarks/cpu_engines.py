@@ -107,11 +107,13 @@ def render(path: Path, number: int) -> Image.Image:
 def ours(size: str) -> Callable[[Path], str]:
     """The server's own path from a picture to its text."""
     sys.path.insert(0, str(ROOT))
-    from workers.cpu_ocr import reading, turning
-    from workers.cpu_ocr.engine import FasterPaddle
+    from workers.servers.cpu_ocr import page_orientation, text_order
+    from workers.servers.cpu_ocr.ocr_engine import FasterPaddle
 
     engine = FasterPaddle("small" if size == "small" else "tiny", 0)
-    return lambda path: reading.to_text(turning.read_page(engine, path.read_bytes()).boxes)
+    return lambda path: text_order.to_text(
+        page_orientation.read_page(engine, path.read_bytes()).boxes
+    )
 
 
 def own(size: str) -> Callable[[Path], str]:

@@ -35,10 +35,10 @@ from PIL import Image, ImageChops, ImageFilter
 
 from benchmarks.cpu_engines import words
 from benchmarks.stack import RESULTS
+from rag_service.config.loader import load_settings
 from rag_service.errors import RagServiceError
 from rag_service.pdf import ghostscript
-from rag_service.pdf.document import PdfWorker
-from rag_service.settings import load_settings
+from rag_service.pdf.session import PdfSession
 from samples.texts import AGREEMENT, SCAN, Paragraph
 
 SCAN_DPI = 300
@@ -136,7 +136,7 @@ async def shrink(maker: str, source: Path, dpi: int, target: Path) -> float | No
     settings = load_settings().pdf
     started = time.perf_counter()
     try:
-        async with PdfWorker(settings, PAGES) as pdf:
+        async with PdfSession(settings, PAGES) as pdf:
             if maker == "ghostscript":
                 await ghostscript.rewrite(source, dpi, target, settings.shrink_time_limit)
             else:

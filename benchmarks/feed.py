@@ -48,7 +48,7 @@ from benchmarks.peers.clients import (
 from benchmarks.peers.instant import InstantServer
 from benchmarks.peers.trees import cpu_seconds, memory_mib
 from benchmarks.stack import RESULTS, Stack, apart, running_stack
-from rag_service.layout.types import Box
+from rag_service.layout.page_layout import LayoutBox
 from rag_service.states import LayoutMode
 
 ROUNDS = 3
@@ -97,7 +97,7 @@ class Row:
 
 def gather(corpus: Path, target: Path, *, colour: bool) -> int:
     """Join the scans of about A4 or Letter; with `colour` each page gets a red stamp. The pages."""
-    from rag_service.pdf.mupdf import pymupdf
+    from rag_service.pdf.child.mupdf import pymupdf
 
     least, most = LONG_SIDE_POINTS
     with pymupdf.open() as whole:
@@ -117,7 +117,7 @@ def gather(corpus: Path, target: Path, *, colour: bool) -> int:
 @contextmanager
 def copies(source: Path, count: int) -> Iterator[Scans]:
     """The document so many times."""
-    from rag_service.pdf.mupdf import pymupdf
+    from rag_service.pdf.child.mupdf import pymupdf
 
     with pymupdf.open(source) as document:
         pages = document.page_count
@@ -212,7 +212,7 @@ def show(row: Row, found: Mapping[str, Sequence[Round]]) -> None:
 
 
 def sdk_entry(
-    name: str, python: Path, server: InstantServer, boxes: Sequence[Box], *, draws: bool
+    name: str, python: Path, server: InstantServer, boxes: Sequence[LayoutBox], *, draws: bool
 ) -> Entry:
     return Entry(HeldBack(Sdk(name, python, server.port, boxes, draws=draws), server))
 

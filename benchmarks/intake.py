@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.stack import RESULTS, running_stack
-from rag_service.cli.plan import API
+from rag_service.cli.start_plan import API
 from rag_service.embedded.folder import free_port
 
 CONCURRENCIES = (1, 4, 16)

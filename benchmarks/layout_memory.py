@@ -29,8 +29,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.stack import RESULTS
+from rag_service.config.loader import get_settings
 from rag_service.layout.labels import LABELS
-from rag_service.settings import get_settings
 
 FORKS = (1, 2, 4, 8)
 LIMIT_MIB = 150
@@ -105,7 +105,7 @@ def pss(process: psutil.Process) -> float:
 
 
 def kind(process: psutil.Process, main: int) -> str:
-    if "workers.layout_server" in process.cmdline():
+    if "workers.servers.layout.layout_server" in process.cmdline():
         return "server"
     return "fork" if process.ppid() == main else "render child"
 
@@ -142,7 +142,7 @@ def worker(model: str, where: str, forks: int, pdf: Path, folder: Path) -> Itera
 def be_worker(where: str, forks: int, pdf: Path) -> None:
     """The worker's main process: Celery's imports, the layout server where wanted, forks."""
     from workers.celery_app import app
-    from workers.layout_supervisor import LayoutSupervisor
+    from workers.servers.layout.layout_supervisor import LayoutSupervisor
 
     app.loader.import_default_modules()
     layout = LayoutSupervisor(get_settings())
@@ -161,7 +161,7 @@ def be_worker(where: str, forks: int, pdf: Path) -> None:
 
 
 def fork(where: str, pdf: Path, tell: int) -> int:
-    from rag_service.pdf.leash import die_with
+    from rag_service.runtime.bounded_child import die_with
 
     parent = os.getpid()
     if pid := os.fork():
@@ -175,13 +175,13 @@ def fork(where: str, pdf: Path, tell: int) -> int:
 
 async def hold(where: str, pdf: Path, tell: int) -> None:
     """What a fork has in its hands while it reads a document by its blocks."""
-    from rag_service.layout.client import LayoutClient
-    from rag_service.layout.models import load_model
-    from rag_service.pdf.document import PdfWorker
+    from rag_service.layout.layout_client import LayoutClient
+    from rag_service.layout.model_loader import load_model
+    from rag_service.pdf.session import PdfSession
 
     settings = get_settings()
     model = load_model(settings.layout) if where == IN_EACH_FORK else None
-    async with PdfWorker(settings.pdf, PAGES) as render, LayoutClient(settings) as client:
+    async with PdfSession(settings.pdf, PAGES) as render, LayoutClient(settings) as client:
         await render.open(pdf, "application/pdf")
         for number in range(1, PAGES + 1):
             picture = await render.look(number, DPI)

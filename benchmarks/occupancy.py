@@ -22,10 +22,10 @@ from benchmarks import plot, virtual_time
 from benchmarks.simulated_batch import SERVERS, Rates
 from benchmarks.simulated_server import GaugeNames, SimulatedServer
 from benchmarks.stack import RESULTS
-from rag_service.ocr.client import AnswerTimedOut
-from rag_service.ocr.controller import Aim, Controller
-from rag_service.ocr.gauges import Gauges, parse_gauges
-from rag_service.ocr.limiter import Fixed, Governor, Limiter, Load
+from rag_service.ocr.concurrency.limiter import Fixed, Governor, Limiter, LimiterLoad
+from rag_service.ocr.concurrency.search import Aim, ConcurrencySearch
+from rag_service.ocr.ocr_client import AnswerTimedOut
+from rag_service.ocr.server_gauges import ServerGauges, parse_gauges
 
 PROCESSES = 8
 PAGES_A_DOCUMENT = 9
@@ -92,7 +92,7 @@ class Client:
         self.timed_out = self.asked = 0
         self._server = server
 
-    async def work(self, look: Callable[[], Awaitable[Gauges | None]]) -> None:
+    async def work(self, look: Callable[[], Awaitable[ServerGauges | None]]) -> None:
         """Until cancelled."""
         async with self.limiter.at_work(look, _tell_nobody), asyncio.TaskGroup() as pages:
             while True:
@@ -142,7 +142,7 @@ async def simulate(
     server = SimulatedServer(rates, names, seed=seed, clock=loop.time)
     clients = [Client(Limiter(governor(), now=loop.time), server) for _ in range(PROCESSES)]
 
-    async def look() -> Gauges | None:
+    async def look() -> ServerGauges | None:
         if names is GaugeNames.NONE:
             return None
         text = server.metrics()
@@ -201,7 +201,7 @@ def _length(rates: Rates) -> float:
     return SHORTER if fast and rates.serial is None else LENGTH
 
 
-async def _tell_nobody(load: Load) -> None: ...
+async def _tell_nobody(load: LimiterLoad) -> None: ...
 
 
 def measure(
@@ -211,7 +211,7 @@ def measure(
 
     def governor() -> Governor:
         if setting == "auto":
-            return Controller(Aim(timeout=TIMEOUT))
+            return ConcurrencySearch(Aim(timeout=TIMEOUT))
         return Fixed(int(setting))
 
     outcomes = [virtual_time.run(simulate(rates, names, governor, seed)) for seed in seeds]

@@ -36,9 +36,9 @@ import httpx
 from benchmarks import plot
 from benchmarks.peers.trees import memory_mib
 from benchmarks.stack import OCR, RESULTS, Stack, apart, running_stack
-from rag_service.knowledgebase import occupancy
-from rag_service.knowledgebase.gauges import read_gauges as read_counts
-from rag_service.ocr.gauges import Gauges, read_gauges
+from rag_service.database.totals import read_totals as read_counts
+from rag_service.jobs import server_load
+from rag_service.ocr.server_gauges import ServerGauges, read_gauges
 from rag_service.states import PageState
 
 LOOK_SECONDS = 1.0
@@ -91,7 +91,7 @@ class Outcome:
 
 def draw(target: Path, pages: int, dpi: int, seed: int) -> Path:
     """A PDF of scanned pages full of words, no two alike."""
-    from rag_service.pdf.mupdf import pymupdf
+    from rag_service.pdf.child.mupdf import pymupdf
 
     chance = random.Random(seed)
     with pymupdf.open() as scan:
@@ -173,7 +173,7 @@ def watch(stack: Stack, url: str, total: int, seconds: float) -> list[Look]:
             looks.append(
                 Look(
                     round(now, 2), total - left, gauges.tokens if gauges else None,
-                    occupancy.in_flight(url), gauges.running if gauges else None,
+                    server_load.in_flight(url), gauges.running if gauges else None,
                     gauges.waiting if gauges else None,
                     round(memory_mib(stack.trees())[OCR], 1),
                 )
@@ -184,8 +184,8 @@ def watch(stack: Stack, url: str, total: int, seconds: float) -> list[Look]:
     return looks
 
 
-def _gauges(http: httpx.Client) -> Gauges | None:
-    async def ask() -> Gauges | None:
+def _gauges(http: httpx.Client) -> ServerGauges | None:
+    async def ask() -> ServerGauges | None:
         async with httpx.AsyncClient(base_url=http.base_url) as client:
             return await read_gauges(client)
 
@@ -202,7 +202,7 @@ def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Nam
     total = sum(sizes(options.documents, options.pages))
     with working(url, setting, scans, options) as stack:
         looks = watch(stack, url, total, options.warm_up + options.seconds)
-        samples = occupancy.samples(url, options.seconds)
+        samples = server_load.samples(url, options.seconds)
         failed = _pages(PageState.FAILED)
     counted = [look for look in looks if look.at >= options.warm_up and look.done < total]
     if len(counted) < LEAST_LOOKS:

@@ -26,12 +26,12 @@ from benchmarks.peers import sample_pages, sdk
 from benchmarks.peers.sample_pages import Block
 from benchmarks.peers.scripted import Answer, Asked, ScriptedServer
 from benchmarks.stack import RESULTS
+from rag_service.config.loader import Settings, get_settings
 from rag_service.errors import LayoutUnavailable, RagServiceError
-from rag_service.layout.types import Box, PageLayout
-from rag_service.parsers.base import PageResult, PageTask, ParseJob
+from rag_service.layout.page_layout import LayoutBox, PageLayout
+from rag_service.parsers.contract import PageResult, PageTask, ParseJob
 from rag_service.parsers.glmocr import GlmOcr
-from rag_service.pdf.document import PdfWorker
-from rag_service.settings import Settings, get_settings
+from rag_service.pdf.session import PdfSession
 from rag_service.states import LayoutMode, PageState
 
 # The SDK's own.
@@ -146,7 +146,7 @@ _PENDING = PageResult(0, PageState.PENDING)
 class GivenLayout:
     """Stands in for the layout server's client."""
 
-    def __init__(self, boxes: Sequence[Box], *, fails: bool) -> None:
+    def __init__(self, boxes: Sequence[LayoutBox], *, fails: bool) -> None:
         self._boxes = tuple(boxes)
         self._fails = fails
 
@@ -203,7 +203,7 @@ async def read(
 
     parser = GlmOcr(settings, sleep=no_wait, open_layout=lambda _: nullcontext(layout))
     sink = Kept()
-    async with PdfWorker(settings.pdf, settings.limits.max_pages) as source:
+    async with PdfSession(settings.pdf, settings.limits.max_pages) as source:
         pages = (await source.open(file, "application/pdf")).pages
         for tries in (0, 1):
             due = [

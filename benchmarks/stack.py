@@ -17,17 +17,18 @@ from typing import ParamSpec, TypeVar
 
 import psutil
 
-from rag_service.cli.plan import Plan, embedded_ocr_environment
-from rag_service.cli.single import await_postgres
+from rag_service.cli.process_commands import await_postgres
+from rag_service.cli.start_plan import StartPlan, embedded_ocr_environment
+from rag_service.config.loader import Settings, get_settings
+from rag_service.database import schema
+from rag_service.documents.incoming_file import IncomingFile
+from rag_service.documents.intake import IntakeOptions, accept, check_options
+from rag_service.documents.storage import DocumentStore
 from rag_service.embedded import EmbeddedStack, Program, ProgramStatus
 from rag_service.embedded.folder import free_port
-from rag_service.intake import IntakeOptions, accept, check_options
-from rag_service.knowledgebase import catalogue, schema
+from rag_service.knowledgebase import document_queries
 from rag_service.knowledgebase.views import DocumentView, PageView
-from rag_service.settings import Settings, get_settings
-from rag_service.spool import Spool
 from rag_service.states import TERMINAL, Stage
-from rag_service.storage import DocumentStore
 
 P, T = ParamSpec("P"), TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +47,7 @@ class Stack:
     def __init__(self, settings: Settings, servers: EmbeddedStack, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
-        self.plan = Plan(settings, folder / "logs", _DRAIN_SECONDS)
+        self.plan = StartPlan(settings, folder / "logs", _DRAIN_SECONDS)
         self._servers = servers
         self._store = DocumentStore(settings)
 
@@ -83,13 +84,13 @@ class Stack:
 
     def take_in(self, path: Path, options: IntakeOptions) -> str:
         """Hand a file to intake; the document's id."""
-        with Spool(self.settings) as spool:
+        with IncomingFile(self.settings) as spool:
             with path.open("rb") as file:
                 spool.copy_from(file)
             return accept(self.settings, self._store, spool, path.name, options).id
 
     def view(self, document_id: str) -> DocumentView:
-        view = catalogue.get_document(document_id, self.settings.ocr.base_url)
+        view = document_queries.get_document(document_id, self.settings.ocr.base_url)
         if view is None:
             raise LookupError(f"Document {document_id} is gone.")
         return view
@@ -108,9 +109,9 @@ class Stack:
 
     def pages(self, document_id: str) -> list[PageView]:
         """Every page of the run that answers for the document."""
-        run_id = catalogue.shown_run_id(document_id)
+        run_id = document_queries.shown_run_id(document_id)
         most = self.settings.limits.max_pages
-        return catalogue.list_pages(run_id, limit=most) if run_id else []
+        return document_queries.list_pages(run_id, limit=most) if run_id else []
 
 
 def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

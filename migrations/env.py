@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from rag_service.knowledgebase.models import Base
+from rag_service.database.models import Base
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=Base.metadata, compare_type=True)

@@ -13,6 +13,8 @@ from urllib.parse import quote, urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from rag_service.config.hosts import is_loopback
+from rag_service.config.loader import Settings
 from rag_service.errors import (
     BacklogFull,
     ConfigurationError,
@@ -22,7 +24,6 @@ from rag_service.errors import (
     StorageUnavailable,
     Unauthorized,
 )
-from rag_service.hosts import is_loopback
 from rag_service.knowledgebase.views import (
     DocumentView,
     JobView,
@@ -31,7 +32,6 @@ from rag_service.knowledgebase.views import (
     ServerView,
     WholePageView,
 )
-from rag_service.settings import Settings
 from rag_service.states import RunState
 
 _CONNECT_SECONDS = 5.0

@@ -130,7 +130,7 @@ class OcrMode(StrEnum):
     OFF = "off"
 
 
-class Plan(StrEnum):
+class PagePlan(StrEnum):
     """What is to be done with a page."""
 
     NATIVE = "native"

@@ -16,16 +16,16 @@ import redis
 import uvicorn
 from sqlalchemy import NullPool, create_engine, make_url, text
 
-from rag_service import broker
 from rag_service.api.app import create_app
+from rag_service.config.loader import Settings, get_settings, load_settings
+from rag_service.database import engine
+from rag_service.database.models import Base
+from rag_service.database.schema import migrate
 from rag_service.embedded import EmbeddedStack
 from rag_service.errors import RagServiceError
-from rag_service.knowledgebase import engine, leases, pages, runs
-from rag_service.knowledgebase.leases import Claimant
-from rag_service.knowledgebase.models import Base
-from rag_service.knowledgebase.pages import PlannedRow
-from rag_service.knowledgebase.schema import migrate
-from rag_service.settings import Settings, get_settings, load_settings
+from rag_service.jobs import leases, run_pages, runs, wake_ups
+from rag_service.jobs.leases import Claimant
+from rag_service.jobs.run_pages import PlannedRow
 from rag_service.states import PageState, RunState, Stage
 
 # What a killed process of the test before left open must not hold up the next one.
@@ -102,7 +102,7 @@ def forget_connections() -> None:
     for open_engine in engine._engines.values():
         open_engine.dispose()
     engine._engines.clear()
-    broker._sender.cache_clear()
+    wake_ups._sender.cache_clear()
     get_settings.cache_clear()
 
 
@@ -209,7 +209,7 @@ def work_off(settings: Settings) -> Callable[..., RunState]:
             runs.fail(run, error)
             return RunState.FAILED
         runs.note_preflight(run, len(contents), [])
-        pages.store_plan(run, _rows(contents))
+        run_pages.store_plan(run, _rows(contents))
         return runs.finish(run)
 
     return work

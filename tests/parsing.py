@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 from datetime import UTC, datetime, timedelta
 
+from rag_service.config.loader import get_settings
 from rag_service.errors import LeaseLost
-from rag_service.layout.types import PageLayout
-from rag_service.parsers.base import PageTask, ParseJob
+from rag_service.layout.page_layout import PageLayout
+from rag_service.parsers.contract import PageTask, ParseJob
 from rag_service.parsers.glmocr import GlmOcr
-from rag_service.pdf.types import Crop, PagePicture, RenderedPage
-from rag_service.settings import get_settings
+from rag_service.pdf.results import Crop, PagePicture, RenderedPage
 from rag_service.states import LayoutMode
 from tests.fakes.scans import HEIGHT, WIDTH, Mark, look, new_number, picture
 

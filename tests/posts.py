@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from rag_service.database.engine import begin
 from rag_service.errors import Cancelled
-from rag_service.knowledgebase import remote_jobs, runs
-from rag_service.knowledgebase.engine import begin
-from rag_service.knowledgebase.leases import ClaimedRun
-from rag_service.knowledgebase.pages import StoredPage
-from rag_service.knowledgebase.remote_jobs import JobRow, NewJob
-from rag_service.runpod.jobs import token_digest
+from rag_service.jobs import remote_jobs, runs
+from rag_service.jobs.leases import ClaimedRun
+from rag_service.jobs.remote_jobs import JobRow, NewJob
+from rag_service.jobs.run_pages import StoredPage
+from rag_service.runpod.job_rules import token_digest
 from rag_service.states import JobOutcome, PageState, PostReason, Stage
 from tests import simulation as sim
 

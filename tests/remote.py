@@ -10,9 +10,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from rag_service.knowledgebase import catalogue
+from rag_service.config.loader import get_settings
+from rag_service.knowledgebase import document_queries
 from rag_service.knowledgebase.views import DocumentView
-from rag_service.settings import get_settings
 from tests.fakes.runpod_service import RunPodService
 from tests.fakes.scans import new_number, scan
 from tests.processes import PATIENCE, Program
@@ -69,7 +69,7 @@ class Remote:
         return run_id
 
     def view(self, document_id: str) -> DocumentView:
-        view = catalogue.get_document(document_id, get_settings().page_server)
+        view = document_queries.get_document(document_id, get_settings().page_server)
         assert view is not None
         return view
 

@@ -17,13 +17,15 @@ import pytest
 import redis
 from sqlalchemy import create_engine, make_url, text
 
-from rag_service import broker, intake, lifecycle
-from rag_service.knowledgebase import catalogue, engine, schema
-from rag_service.knowledgebase.engine import begin
+from rag_service.config.loader import get_settings
+from rag_service.database import engine, schema
+from rag_service.database.engine import begin
+from rag_service.documents import deletion, intake
+from rag_service.documents.incoming_file import IncomingFile
+from rag_service.documents.storage import DocumentStore
+from rag_service.jobs import wake_ups
+from rag_service.knowledgebase import document_queries
 from rag_service.knowledgebase.views import DocumentView, PageView
-from rag_service.settings import get_settings
-from rag_service.spool import Spool
-from rag_service.storage import DocumentStore
 from tests.fakes.ocr_server import FakeOcrServer, Request
 from tests.fakes.scans import Mark, new_number, scan
 from tests.processes import PATIENCE, Programs
@@ -56,20 +58,20 @@ class Service:
     def add(self, content: bytes, filename: str = "scan.pdf", **options: str) -> str:
         """The id of the document that this upload became."""
         settings = get_settings()
-        with Spool(settings) as spool:
+        with IncomingFile(settings) as spool:
             spool.copy_from(io.BytesIO(content))
             chosen = intake.check_options(settings, **options)
             return intake.accept(settings, DocumentStore(settings), spool, filename, chosen).id
 
     def view(self, document_id: str) -> DocumentView:
         """The document as people see it."""
-        view = catalogue.get_document(document_id, self.ocr.url)
+        view = document_queries.get_document(document_id, self.ocr.url)
         assert view is not None
         return view
 
     def pages(self, document_id: str) -> list[PageView]:
         """The pages of the document's newest run."""
-        return list(catalogue.list_pages(self.view(document_id).latest_run.id))
+        return list(document_queries.list_pages(self.view(document_id).latest_run.id))
 
     def page(self, document_id: str, number: int) -> PageView:
         """One page of the newest run."""
@@ -92,7 +94,7 @@ class Service:
 
     def cancel(self, document_id: str) -> bool:
         """As DELETE and cancel do."""
-        return lifecycle.cancel(document_id)
+        return deletion.cancel(document_id)
 
     def wait_for(self, document_id: str, *statuses: str, seconds: float = PATIENCE) -> DocumentView:
         """The document once its newest run is in one of these states (any end, by default)."""
@@ -188,7 +190,7 @@ def _forget_connections() -> None:
     for open_engine in engine._engines.values():
         open_engine.dispose()
     engine._engines.clear()
-    broker._sender.cache_clear()
+    wake_ups._sender.cache_clear()
     get_settings.cache_clear()
 
 

@@ -10,15 +10,17 @@ from typing import Any
 
 from sqlalchemy import Row, select, text
 
+from rag_service.config.loader import get_settings
+from rag_service.config.options import LeaseOptions
+from rag_service.database import document_rows
+from rag_service.database.document_rows import NewDocument
+from rag_service.database.engine import begin
+from rag_service.database.models import Page
 from rag_service.errors import PageUnrenderable
-from rag_service.knowledgebase import documents, leases, pages, runs
-from rag_service.knowledgebase.documents import NewDocument
-from rag_service.knowledgebase.engine import begin
-from rag_service.knowledgebase.leases import Claimant, ClaimedRun
-from rag_service.knowledgebase.models import Page
-from rag_service.knowledgebase.pages import PlannedRow, StoredPage
-from rag_service.knowledgebase.runs import RunOptions
-from rag_service.settings import Lease, get_settings
+from rag_service.jobs import leases, run_pages, runs
+from rag_service.jobs.leases import Claimant, ClaimedRun
+from rag_service.jobs.run_pages import PlannedRow, StoredPage
+from rag_service.jobs.runs import RunOptions
 from rag_service.states import LayoutMode, PageState, Priority, Stage
 
 OPTIONS = RunOptions(parser="glmocr", model="glm-ocr", ocr="auto", dpi=150, layout=LayoutMode.AUTO)
@@ -27,7 +29,7 @@ OTHER_OPTIONS = RunOptions(
 )
 
 
-def lease(**changes: float) -> Lease:
+def lease(**changes: float) -> LeaseOptions:
     return get_settings().lease.model_copy(update=changes)
 
 
@@ -50,7 +52,7 @@ def insert_document(*, collection: str = "default", sha256: str | None = None) -
     new = NewDocument(collection, sha256 or uuid.uuid4().hex * 2, "a.pdf", "application/pdf", 10)
     with begin() as connection:
         key = f"sha256/{new.sha256[:2]}/{new.sha256}"
-        return documents.insert_document(connection, new, key)
+        return document_rows.insert_document(connection, new, key)
 
 
 def add_run(document_id: str, options: RunOptions = OPTIONS, **wishes: Any) -> str:
@@ -95,7 +97,7 @@ def plan(run: ClaimedRun, *states: PageState) -> None:
     """Store the plan of pages 1 to n, as prepare does."""
     runs.note_preflight(run, len(states), [])
     rows = [planned(number, state) for number, state in enumerate(states, start=1)]
-    pages.store_plan(run, rows)
+    run_pages.store_plan(run, rows)
 
 
 def read(run: ClaimedRun, number: int, state: PageState = PageState.OCR, **more: Any) -> None:
@@ -109,7 +111,7 @@ def read(run: ClaimedRun, number: int, state: PageState = PageState.OCR, **more:
         error=PageUnrenderable() if failed else None,
         **more,
     )
-    pages.store(run, outcome)
+    run_pages.store(run, outcome)
 
 
 def ready_run(*others: PageState, **wishes: Any) -> ClaimedRun:

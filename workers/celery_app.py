@@ -6,10 +6,10 @@ Nothing heavy is imported here: forks are made from this process.
 
 from __future__ import annotations
 
-from rag_service.broker import TASK_NAMES, make_app
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.jobs.wake_ups import TASK_NAMES, make_app
 from rag_service.states import Stage
-from workers.layout_step import LayoutStep
+from workers.servers.layout.celery_step import LayoutStep
 
 settings = get_settings()
 app = make_app(settings)
@@ -18,7 +18,7 @@ app.conf.update(
     task_routes={TASK_NAMES[stage]: {"queue": stage.value} for stage in Stage},
     # Explicit, so that a bare `celery worker` never takes the host's core count.
     worker_concurrency=settings.ocr.worker_concurrency,
-    worker_pool="workers.pool:TaskPool",
+    worker_pool="workers.celery_pool:TaskPool",
     worker_prefetch_multiplier=1,
     task_acks_late=True,
     # A lost child's run is released by the main process; its message must not come again.

@@ -6,6 +6,7 @@ import os
 import socket
 import uuid
 
+from rag_service.config.loader import get_settings
 from rag_service.states import Stage
 
 # Process ids come again, in containers always; the token makes each start a worker of its own.
@@ -29,3 +30,8 @@ def set_forks(count: int) -> None:
 def forks() -> int:
     """How many forks this worker has."""
     return _forks
+
+
+def ocr_server() -> str | None:
+    """Return the URL of the OCR server that this process uses, or None if none is set."""
+    return get_settings().page_server

@@ -17,16 +17,15 @@ from typing import Any
 from celery import signals
 from celery.exceptions import WorkerLostError
 
-from rag_service.knowledgebase import fleet, leases
-from rag_service.knowledgebase.engine import DatabaseError, trouble
-from rag_service.logs import configure_logging
-from rag_service.memory import has_room
+from rag_service.config.loader import get_settings, warn_of_doubtful_settings
+from rag_service.database.engine import DatabaseError, trouble
+from rag_service.jobs import leases, live_workers
 from rag_service.pdf.shrink import warn_of_missing_shrinker
-from rag_service.settings import get_settings, warn_of_doubtful_settings
+from rag_service.runtime.log_format import configure_logging
+from rag_service.runtime.memory import has_room
 from rag_service.states import Stage
 from workers import drain
-from workers.identity import forks, set_forks, worker_id
-from workers.server import ocr_server
+from workers.identity import forks, ocr_server, set_forks, worker_id
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class MainProcess:
         for stage in self.stages:
             try:
                 leases.release_worker(worker_id(stage))
-                fleet.leave(worker_id(stage))
+                live_workers.leave(worker_id(stage))
             except DatabaseError as error:
                 log.error("Leases stay until they expire: %s", trouble(error))
 
@@ -81,13 +80,13 @@ class MainProcess:
             except DatabaseError as error:
                 log.warning("PostgreSQL does not do its part: %s", trouble(error))
                 self._waiting_since = None
-            self._stopped.wait(fleet.BEAT_SECONDS)
+            self._stopped.wait(live_workers.HEARTBEAT_SECONDS)
 
     def _beat(self) -> None:
         wanted = 0
         for stage in self.stages:
             guarded = stage is Stage.OCR and not has_room(get_settings())
-            fleet.beat(worker_id(stage), stage, forks(), low_memory=guarded)
+            live_workers.heartbeat(worker_id(stage), stage, forks(), low_memory=guarded)
             wanted += _claimable_by(stage)
         now = time.monotonic()
         if wanted == 0:
@@ -107,8 +106,8 @@ class MainProcess:
 
 def _claimable_by(stage: Stage) -> int:
     """Runs that this worker's own free forks may claim now."""
-    mine = [load for load in fleet.loads(stage) if load.id == worker_id(stage)]
-    return fleet.doorbells_wanted(mine, *fleet.claimable_counts(stage, ocr_server()))
+    mine = [load for load in live_workers.loads(stage) if load.id == worker_id(stage)]
+    return live_workers.wake_ups_wanted(mine, *live_workers.claimable_counts(stage, ocr_server()))
 
 
 _main = MainProcess()

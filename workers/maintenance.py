@@ -17,20 +17,20 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from rag_service import broker, lifecycle
+from rag_service.config.loader import Settings
+from rag_service.database.engine import DatabaseError, trouble
+from rag_service.documents import deletion
+from rag_service.documents.storage import DocumentStore
 from rag_service.errors import OcrUnavailable
-from rag_service.knowledgebase import fleet, leases, remote_jobs, runs, servers
-from rag_service.knowledgebase.engine import DatabaseError, trouble
-from rag_service.knowledgebase.fleet import Tenure
-from rag_service.logs import configure_logging
-from rag_service.ocr.client import OcrClient, Probe
-from rag_service.settings import Settings
+from rag_service.jobs import leases, live_workers, remote_jobs, runs, server_state, wake_ups
+from rag_service.jobs.live_workers import MaintenanceHold
+from rag_service.monitoring.gauge_sampler import Sampler
+from rag_service.ocr.ocr_client import OcrClient, Probe
+from rag_service.runtime.log_format import configure_logging
 from rag_service.states import ServerState, Stage
-from rag_service.storage import DocumentStore
-from workers.remote_poll import AT_ONCE, poll_due
-from workers.remote_watch import EndpointWatch, probe_endpoint
-from workers.sampler import Sampler
-from workers.server import ocr_server
+from workers.identity import ocr_server
+from workers.remote.endpoint_watch import EndpointWatch, probe_endpoint
+from workers.remote.polling import AT_ONCE, poll_due
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ def main(settings: Settings) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    Maintenance(settings, stop).run()
+    MaintenanceLoop(settings, stop).run()
 
 
-class Maintenance:
+class MaintenanceLoop:
     """Rounds while the lease is held; a round never waits for the network beyond PostgreSQL."""
 
     def __init__(self, settings: Settings, stop: threading.Event) -> None:
@@ -59,7 +59,7 @@ class Maintenance:
         self._sampler = Sampler(settings)
         # PostgreSQL was away until this moment: nobody could renew a lease before.
         self._reachable_since = float("-inf")
-        self._tenure: Tenure | None = None
+        self._tenure: MaintenanceHold | None = None
 
     def run(self) -> None:
         """Rounds until the stop event is set."""
@@ -73,7 +73,7 @@ class Maintenance:
         self._leave()
 
     def _round_if_holder(self) -> None:
-        tenure = fleet.hold_maintenance(self._holder, self._settings.maintenance.lease)
+        tenure = live_workers.hold_maintenance(self._holder, self._settings.maintenance.lease)
         if self._reachable_since == float("inf"):
             self._reachable_since = time.monotonic()
         if tenure is None:
@@ -101,15 +101,17 @@ class Maintenance:
     def _ring(self, stage: Stage) -> None:
         """Top the doorbells up to what free forks may claim; what rings already counts."""
         server = ocr_server()
-        workers = fleet.loads(stage)
-        wanted = fleet.doorbells_wanted(workers, *fleet.claimable_counts(stage, server))
+        workers = live_workers.loads(stage)
+        wanted = live_workers.wake_ups_wanted(
+            workers, *live_workers.claimable_counts(stage, server)
+        )
         if wanted == 0:
             return
-        ringing = broker.queue_length(stage)
+        ringing = wake_ups.queue_length(stage)
         if ringing is None:
             return
         for target in runs.next_claimable(stage, server, max(0, wanted - ringing)):
-            if not broker.ring(stage, target.run_id, target.filename):
+            if not wake_ups.notify(stage, target.run_id, target.filename):
                 return
 
     def _start_beside(self, name: str, work: Callable[[], None]) -> None:
@@ -124,12 +126,12 @@ class Maintenance:
     def _tend_server(self) -> None:
         """Probe a server that is out, open it for one page, fail what waited too long."""
         server = ocr_server()
-        record = servers.get(server) if server else None
+        record = server_state.get(server) if server else None
         if record is None or record.state is ServerState.UP:
             return
-        servers.end_stale_trial(record.url)
+        server_state.end_stale_trial(record.url)
         limit = self._settings.ocr.outage_limit
-        failed = servers.fail_long_parked(
+        failed = server_state.fail_long_parked(
             record.url, limit, OcrUnavailable(f"{OcrUnavailable().message} ({record.message})")
         )
         if failed:
@@ -163,23 +165,23 @@ class Maintenance:
 
     def _judge(self, url: str, probe: Probe) -> None:
         if not probe.ok:
-            if servers.mark_out(url, probe.message, misconfigured=probe.misconfigured):
+            if server_state.mark_out(url, probe.message, misconfigured=probe.misconfigured):
                 log.warning("%s is out: %s", url, probe.message)
             return
-        trial = servers.begin_trial(url)
+        trial = server_state.begin_trial(url)
         log.info("%s passes its probe; %s", url, f"run {trial} tries it" if trial else "none waits")
 
     def _remove(self) -> None:
-        removed = lifecycle.remove_hidden(self._store)
+        removed = deletion.remove_hidden(self._store)
         if removed:
             log.info("%d deleted documents are gone for good.", removed)
-        fleet.forget_dead()
+        live_workers.forget_dead()
 
     def _leave(self) -> None:
         self._beside.shutdown(wait=False, cancel_futures=True)
         if self._tenure is None:
             return
         try:
-            fleet.leave_maintenance(self._tenure)
+            live_workers.leave_maintenance(self._tenure)
         except DatabaseError as error:
             log.warning("The maintenance lease stays until it expires: %s", error)

@@ -12,24 +12,23 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from rag_service.broker import TASK_NAMES
+from rag_service.config.loader import get_settings
+from rag_service.database.engine import DatabaseError, trouble
 from rag_service.errors import ConfigurationError, OcrMisconfigured
-from rag_service.knowledgebase import leases, occupancy, pages, runs, servers
-from rag_service.knowledgebase.engine import DatabaseError, trouble
-from rag_service.knowledgebase.occupancy import FleetLoad
-from rag_service.knowledgebase.pages import PendingPage, StoredPage
-from rag_service.knowledgebase.servers import ServerRecord
-from rag_service.ocr.limiter import Load, Together
-from rag_service.parsers.base import PageResult, PageTask, ParseJob, Region
+from rag_service.jobs import leases, run_pages, runs, server_load, server_state
+from rag_service.jobs.run_pages import PendingPage, StoredPage
+from rag_service.jobs.server_load import FleetLoad
+from rag_service.jobs.server_state import ServerRecord
+from rag_service.jobs.wake_ups import TASK_NAMES
+from rag_service.ocr.concurrency.limiter import LimiterLoad, Together
+from rag_service.parsers.contract import PageResult, PageTask, ParseJob, Region
 from rag_service.parsers.registry import make_parser
-from rag_service.settings import get_settings
 from rag_service.states import ServerState, Stage
 from workers.celery_app import app
-from workers.held_run import HeldRun, Work
-from workers.identity import worker_id
-from workers.server import ocr_server
-from workers.source import opened
-from workers.stage import work_on_next
+from workers.document_source import opened
+from workers.identity import ocr_server, worker_id
+from workers.run_guard import RunGuard, Work
+from workers.run_loop import work_on_next
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ def read_pages(self: Any, run_id: str) -> str:  # noqa: ARG001
     return work_on_next(Stage.OCR, self.request.id, read)
 
 
-async def read(held: HeldRun) -> None:
+async def read(held: RunGuard) -> None:
     """Read what remains of the run. A wrong setting is an outage: no document is to blame."""
     try:
         await _reader()(held)
@@ -58,25 +57,25 @@ def _reader() -> Work:
     """How this worker's pages travel."""
     if get_settings().ocr.transport == "direct":
         return read_run
-    from workers.remote_run import read_remotely
+    from workers.remote.posting import read_remotely
 
     return read_remotely
 
 
-async def read_run(held: HeldRun) -> None:
+async def read_run(held: RunGuard) -> None:
     """Read the pages that remain; finish the run, or let it wait for a page's later try."""
     run = held.run
-    due = [page for page in await held.call(lambda: pages.pending(run)) if not page.waits]
+    due = [page for page in await held.call(lambda: run_pages.pending(run)) if not page.waits]
     if due:
         await _parse(held, due)
-    if not await held.call(lambda: pages.pending(run)):
+    if not await held.call(lambda: run_pages.pending(run)):
         await held.call(lambda: runs.finish(run))
         return
-    wait = await held.call(lambda: pages.seconds_until_due(run))
+    wait = await held.call(lambda: run_pages.seconds_until_due(run))
     await held.call(lambda: leases.release(run, retry_in=wait))
 
 
-async def _parse(held: HeldRun, due: list[PendingPage]) -> None:
+async def _parse(held: RunGuard, due: list[PendingPage]) -> None:
     run = held.run
     parser = make_parser(run.parser, get_settings())
     job = ParseJob(
@@ -96,7 +95,7 @@ async def _parse(held: HeldRun, due: list[PendingPage]) -> None:
 class Sink:
     """Stores a parser's pages under the run's claim."""
 
-    def __init__(self, held: HeldRun, parser_version: str) -> None:
+    def __init__(self, held: RunGuard, parser_version: str) -> None:
         self._held = held
         self._version = parser_version
 
@@ -104,7 +103,7 @@ class Sink:
         """Note the page as in hand. Raises LeaseLost, Draining."""
         self._held.check_drain()
         run = self._held.run
-        await self._held.call(lambda: pages.take_in_hand(run, number))
+        await self._held.call(lambda: run_pages.take_in_hand(run, number))
 
     async def still_ours(self) -> None:
         """Raises LeaseLost where the run is ours no longer."""
@@ -115,7 +114,7 @@ class Sink:
     async def store(self, result: PageResult) -> None:
         """Raises LeaseLost."""
         run, page = self._held.run, self._stored(result)
-        await self._held.call(lambda: pages.store(run, page))
+        await self._held.call(lambda: run_pages.store(run, page))
 
     def _stored(self, result: PageResult) -> StoredPage:
         return StoredPage(
@@ -152,7 +151,7 @@ def _travelling(region: Region) -> dict[str, Any]:
 class Watch:
     """What all workers together know of the OCR server."""
 
-    def __init__(self, held: HeldRun) -> None:
+    def __init__(self, held: RunGuard) -> None:
         self._held = held
         self._noted_at = float("-inf")
         self._unnoted = False
@@ -181,10 +180,10 @@ class Watch:
 
     async def good_limit(self) -> float | None:
         """A fork's part of what was last right for this server."""
-        together = await self._held.call(lambda: occupancy.good_in_flight(_url()))
+        together = await self._held.call(lambda: server_load.good_in_flight(_url()))
         return together and together / get_settings().ocr.worker_concurrency
 
-    async def report(self, load: Load) -> Together | None:
+    async def report(self, load: LimiterLoad) -> Together | None:
         """Note what is open, now and then; and what all together found to be right."""
         is_due = time.monotonic() - self._reported_at >= _LOAD_NOTE_SECONDS
         is_first_sent = load.in_flight > 0 and not self._reported
@@ -192,16 +191,16 @@ class Watch:
             return None
         self._reported = load.in_flight
         await self._held.call(
-            lambda: occupancy.report_load(_fork(), _url(), load.in_flight, load.limit)
+            lambda: server_load.report_load(_fork(), _url(), load.in_flight, load.limit)
         )
         # Between two documents a fork is gone for a moment: who asks twice at once takes its part.
         if not is_due:
             return None
         self._reported_at = time.monotonic()
-        fleet = await self._held.call(lambda: occupancy.load(_url()))
+        fleet = await self._held.call(lambda: server_load.load(_url()))
         if load.is_settled and self._is_steady(fleet):
             good = (fleet.limit or 0.0) / get_settings().ocr.server_share
-            await self._held.call(lambda: occupancy.note_good(_url(), good))
+            await self._held.call(lambda: server_load.note_good(_url(), good))
         return Together(fleet.forks, fleet.limit)
 
     def _is_steady(self, fleet: FleetLoad) -> bool:
@@ -213,16 +212,16 @@ class Watch:
     async def _note(self) -> None:
         self._unnoted = False
         self._noted_at = time.monotonic()
-        await self._held.call(lambda: servers.mark_answered(_url()))
+        await self._held.call(lambda: server_state.mark_answered(_url()))
 
     async def _record(self) -> ServerRecord | None:
-        return await self._held.call(lambda: servers.get(_url()))
+        return await self._held.call(lambda: server_state.get(_url()))
 
 
 def _forget_load() -> None:
     """Nothing is open any more; what cannot be forgotten now lapses by itself."""
     try:
-        occupancy.forget_load(_fork())
+        server_load.forget_load(_fork())
     except DatabaseError as error:
         log.warning("What this fork had open is counted a little longer: %s", trouble(error))
 

@@ -7,16 +7,15 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from rag_service import broker
-from rag_service.broker import TASK_NAMES
-from rag_service.knowledgebase import pages, runs
-from rag_service.knowledgebase.pages import PlannedRow
-from rag_service.pdf.types import PdfWarning, PlannedPage
-from rag_service.states import OcrMode, PageState, Plan, Stage
+from rag_service.jobs import run_pages, runs, wake_ups
+from rag_service.jobs.run_pages import PlannedRow
+from rag_service.jobs.wake_ups import TASK_NAMES
+from rag_service.pdf.results import PdfWarning, PlannedPage
+from rag_service.states import OcrMode, PagePlan, PageState, Stage
 from workers.celery_app import app
-from workers.held_run import HeldRun
-from workers.source import OpenDocument, opened
-from workers.stage import work_on_next
+from workers.document_source import OpenDocument, opened
+from workers.run_guard import RunGuard
+from workers.run_loop import work_on_next
 
 # Pages a transaction: the window that bounds memory and what a crash may cost.
 _WINDOW = 64
@@ -28,11 +27,11 @@ def prepare(self: Any, run_id: str) -> str:  # noqa: ARG001
     return work_on_next(Stage.PREPARE, self.request.id, prepare_run)
 
 
-async def prepare_run(held: HeldRun) -> None:
+async def prepare_run(held: RunGuard) -> None:
     """Plan every page of the run, then finish it or hand it to the ocr stage."""
     run = held.run
     if run.reuse_pages:
-        await held.call(lambda: pages.reuse(run))
+        await held.call(lambda: run_pages.reuse(run))
     async with opened(run) as document:
         preflight = document.preflight
         held.page_count = preflight.pages
@@ -42,13 +41,13 @@ async def prepare_run(held: HeldRun) -> None:
         remains, last = await _plan_pages(held, document, missing)
     if remains or PageState.PENDING in known.values():
         await held.call(lambda: runs.hand_to_ocr(run, last))
-        broker.ring(Stage.OCR, run.id, run.filename)
+        wake_ups.notify(Stage.OCR, run.id, run.filename)
     else:
         await held.call(lambda: runs.finish(run, last))
 
 
 async def _plan_pages(
-    held: HeldRun, document: OpenDocument, missing: Sequence[int]
+    held: RunGuard, document: OpenDocument, missing: Sequence[int]
 ) -> tuple[bool, list[PlannedRow]]:
     """Plan these pages and store whole windows of them.
 
@@ -67,7 +66,7 @@ async def _plan_pages(
             remains |= any(row.state is PageState.PENDING for row in rows)
             if len(rows) < _WINDOW:
                 return remains, rows
-            await held.call(partial(pages.store_plan, run, rows))
+            await held.call(partial(run_pages.store_plan, run, rows))
     return remains, []
 
 
@@ -102,10 +101,10 @@ def _state(page: PlannedPage) -> PageState:
     if page.no_text:
         return PageState.NO_TEXT
     return {
-        Plan.NATIVE: PageState.NATIVE,
-        Plan.BLANK: PageState.BLANK,
-        Plan.OCR: PageState.PENDING,
-    }[Plan(page.plan)]
+        PagePlan.NATIVE: PageState.NATIVE,
+        PagePlan.BLANK: PageState.BLANK,
+        PagePlan.OCR: PageState.PENDING,
+    }[PagePlan(page.plan)]
 
 
 def _warning(warning: PdfWarning) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rag_service.layout.types import Box
+from rag_service.layout.page_layout import LayoutBox
 
 # One region: the whole page as text.
-WHOLE_PAGE = (Box("text", 1.0, (0, 0, 1000, 1000)),)
+WHOLE_PAGE = (LayoutBox("text", 1.0, (0, 0, 1000, 1000)),)
 
 # An ordinary page of two columns: twelve regions to read, a picture to keep, three to drop.
 ORDINARY_PAGE = tuple(
-    Box(label, 1.0, bbox)
+    LayoutBox(label, 1.0, bbox)
     for label, bbox in (
         ("header", (80, 30, 920, 50)),
         ("doc_title", (80, 70, 920, 120)),

@@ -21,7 +21,7 @@ from benchmarks import stack
 from benchmarks.peers import sdk
 from benchmarks.peers.boxes import NOT_READ, WHOLE_PAGE
 from benchmarks.peers.instant import MODEL
-from rag_service.layout.types import Box
+from rag_service.layout.page_layout import LayoutBox
 from rag_service.states import TERMINAL, LayoutMode, Stage
 
 OLMOCR_VERSION = "0.4.27"
@@ -98,7 +98,7 @@ class Ours:
         layout: LayoutMode,
         *,
         dpi: int | None = None,
-        boxes: Sequence[Box] = WHOLE_PAGE,
+        boxes: Sequence[LayoutBox] = WHOLE_PAGE,
     ) -> None:
         self._stack = service
         options = service.options(ocr="force", priority="bulk")
@@ -138,7 +138,7 @@ class Sdk:
         name: str,
         python: Path,
         port: int,
-        boxes: Sequence[Box],
+        boxes: Sequence[LayoutBox],
         *,
         draws: bool = True,
         one_by_one: bool = False,
@@ -199,6 +199,6 @@ def at_work(name: str, process: subprocess.Popen[bytes], requests: int) -> Run:
     return Run({name: [process.pid]}, requests, lambda: None, ended)
 
 
-def read_regions(boxes: Sequence[Box]) -> int:
+def read_regions(boxes: Sequence[LayoutBox]) -> int:
     """Requests a page by its regions."""
     return sum(box.label not in NOT_READ for box in boxes)

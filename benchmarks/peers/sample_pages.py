@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from rag_service.layout.types import Bbox, Box
+from rag_service.layout.page_layout import Bbox, LayoutBox
 
 WIDTH, HEIGHT = 595, 842
 # The first cell is always black and the last always white.
@@ -33,9 +33,9 @@ class Block:
     answer: str
 
     @property
-    def box(self) -> Box:
+    def box(self) -> LayoutBox:
         """As a layout model would find it."""
-        return Box(self.label, 1.0, self.bbox)
+        return LayoutBox(self.label, 1.0, self.bbox)
 
 
 def stacked(
@@ -51,7 +51,7 @@ def stacked(
 
 def write(path: Path, pages: Iterable[Sequence[Block]]) -> None:
     """A PDF of these pages, without colour."""
-    from rag_service.pdf.mupdf import pymupdf
+    from rag_service.pdf.child.mupdf import pymupdf
 
     with pymupdf.open() as document:
         for blocks in pages:
@@ -63,7 +63,7 @@ def write(path: Path, pages: Iterable[Sequence[Block]]) -> None:
 
 def break_page(path: Path, target: Path, number: int) -> None:
     """A copy of the PDF in which page `number` cannot be drawn: it stands for a circle of pages."""
-    from rag_service.pdf.mupdf import pymupdf
+    from rag_service.pdf.child.mupdf import pymupdf
 
     with pymupdf.open(path) as document:
         page = document[number - 1].xref

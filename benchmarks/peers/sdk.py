@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_service.layout.types import Box
+from rag_service.layout.page_layout import LayoutBox
 
 VERSION = "0.1.5"
 INSTALL = f"python3 -m venv sdk && sdk/bin/pip install glmocr=={VERSION} 'pymupdf<2'"
@@ -41,7 +41,7 @@ class SdkJob:
 
     port: int
     files: Sequence[Path]
-    pages: Sequence[Sequence[Box]]
+    pages: Sequence[Sequence[LayoutBox]]
     layout_fails: bool = False
     draws: bool = True
     one_by_one: bool = False

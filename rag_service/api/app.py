@@ -15,23 +15,23 @@ from fastapi import FastAPI
 
 from rag_service.api import (
     auth,
-    documents,
-    events,
-    health,
-    jobs,
-    lingering,
-    metrics,
-    pages,
+    docs_page,
+    document_routes,
+    early_response,
+    event_stream,
+    health_routes,
+    metrics_route,
+    page_routes,
     problems,
-    reference,
-    reprocess,
-    servers,
+    remote_job_routes,
+    reprocess_routes,
+    server_routes,
     webhooks,
 )
-from rag_service.api.services import Services
-from rag_service.logs import configure_logging
-from rag_service.settings import Settings
-from rag_service.spool import remove_stale
+from rag_service.api.resources import Services
+from rag_service.config.loader import Settings
+from rag_service.documents.incoming_file import remove_stale
+from rag_service.runtime.log_format import configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ _DESCRIPTION = (
     "request carries it: `Authorization: Bearer KEY`."
 )
 _PARTS = (
-    documents, events, pages, jobs, reprocess, servers, health, metrics, reference, webhooks,
+    document_routes, event_stream, page_routes, remote_job_routes, reprocess_routes,
+    server_routes, health_routes, metrics_route, docs_page, webhooks,
 )  # fmt: skip
 
 
@@ -69,8 +70,8 @@ def create_app(settings: Settings) -> FastAPI:
     # The last one added sees a request first.
     app.add_middleware(auth.Gate, api=settings.api)
     app.add_middleware(problems.CatchAll)
-    app.add_middleware(lingering.LingeringClose)
-    app.add_middleware(metrics.Measure, telemetry=services.telemetry)
+    app.add_middleware(early_response.EarlyResponse)
+    app.add_middleware(metrics_route.Measure, telemetry=services.telemetry)
     return app
 
 

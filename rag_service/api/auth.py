@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rag_service.api import problems
+from rag_service.config.hosts import is_loopback
+from rag_service.config.options import ApiOptions
 from rag_service.errors import ConfigurationError, Unauthorized
-from rag_service.hosts import is_loopback
-from rag_service.settings import Api
 
 OPEN_PATHS = frozenset({"/health/live"})
 # Its token is its key.
@@ -24,7 +24,7 @@ WEBHOOKS = "/webhooks/runpod/"
 _HTTP_PORT = 80
 
 
-def require_safe_binding(api: Api) -> None:
+def require_safe_binding(api: ApiOptions) -> None:
     """Raise ConfigurationError where the service would listen beyond loopback without a key."""
     if api.key is None and not is_loopback(api.host):
         raise ConfigurationError(
@@ -36,7 +36,7 @@ def require_safe_binding(api: Api) -> None:
 class Gate:
     """Turns away what may not ask, before any of its body is read."""
 
-    def __init__(self, app: ASGIApp, api: Api) -> None:
+    def __init__(self, app: ASGIApp, api: ApiOptions) -> None:
         self._app = app
         self._key = api.key.get_secret_value().encode() if api.key else None
         self._hosts = _own_hosts(api)
@@ -75,13 +75,13 @@ class Gate:
         return None
 
 
-def _public_hosts(api: Api) -> frozenset[str]:
+def _public_hosts(api: ApiOptions) -> frozenset[str]:
     """What RunPod names as Host, where the proxy of api.public_url passes it on."""
     place = urlsplit(api.public_url or "").netloc.rpartition("@")[2].lower()
     return frozenset({place} if place else ())
 
 
-def _own_hosts(api: Api) -> frozenset[str]:
+def _own_hosts(api: ApiOptions) -> frozenset[str]:
     configured = f"[{api.host}]" if ":" in api.host else api.host
     names = {"localhost", "127.0.0.1", "[::1]", configured.lower()}
     hosts = {f"{name}:{api.port}" for name in names}

@@ -16,14 +16,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_service import errors
+from rag_service.database.engine import DatabaseError, is_outage, is_unmigrated, refusal, trouble
 from rag_service.errors import RagServiceError, StorageUnavailable
-from rag_service.knowledgebase.engine import (
-    DatabaseError,
-    is_outage,
-    is_unmigrated,
-    refusal,
-    trouble,
-)
 
 log = logging.getLogger(__name__)
 

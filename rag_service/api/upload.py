@@ -15,9 +15,9 @@ from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from rag_service.config.loader import Settings
+from rag_service.documents.incoming_file import IncomingFile
 from rag_service.errors import InvalidOptions, TooLarge
-from rag_service.settings import Settings
-from rag_service.spool import Spool
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -43,7 +43,7 @@ class Form:
     ) -> None:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
-        self._spool: Spool | None = None
+        self._spool: IncomingFile | None = None
         self._settings = settings
         self._allowed = fields
         self._takes_file = takes_file
@@ -73,7 +73,7 @@ class Form:
             raise _malformed("it ends before its last boundary")
 
     @property
-    def spool(self) -> Spool:
+    def spool(self) -> IncomingFile:
         """The file. Raises InvalidOptions where the form has none."""
         if self._spool is None:
             raise InvalidOptions("file: the form has no part of this name.")
@@ -130,7 +130,7 @@ class Form:
             raise InvalidOptions("file: one request takes one file.")
         self._field = None
         self.filename = _unescaped(filename).decode("utf-8", "replace")
-        self._spool = Spool(self._settings)
+        self._spool = IncomingFile(self._settings)
 
     def _names(self) -> str:
         return ", ".join([*([FILE] if self._takes_file else []), *self._allowed])

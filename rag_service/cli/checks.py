@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rag_service.errors import ConfigurationError, InvalidOptions, StorageUnavailable
 
 if TYPE_CHECKING:
-    from rag_service.settings import Settings
+    from rag_service.config.loader import Settings
 
 
 def check_parser(settings: Settings) -> None:
@@ -41,7 +41,7 @@ def check_storage(settings: Settings) -> None:
 
     Not in a process that forks: the store's threads do not survive it.
     """
-    from rag_service.storage import DocumentStore
+    from rag_service.documents.storage import DocumentStore
 
     try:
         DocumentStore(settings).check()
@@ -54,8 +54,8 @@ def check_storage(settings: Settings) -> None:
 
 def check_servers(settings: Settings) -> None:
     """Raise ConfigurationError where a database or broker is named that is not of our kind."""
-    from rag_service.broker import broker_url
-    from rag_service.knowledgebase.engine import database_url
+    from rag_service.database.engine import database_url
+    from rag_service.jobs.wake_ups import broker_url
 
     if settings.database.url is not None:
         database_url(settings)
@@ -71,7 +71,7 @@ def check_transport(settings: Settings) -> None:
 
 def check_worker(settings: Settings) -> None:
     """Raise ConfigurationError for what would fail every document of a worker."""
-    from rag_service.storage import require_address
+    from rag_service.documents.storage import require_address
 
     check_parser(settings)
     check_servers(settings)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rag_service.cli import words
-from rag_service.cli.files import find_files, unreadable
-from rag_service.cli.options import Collection, Json, Ocr, Parser, PasswordFile, Wait, begin
+from rag_service.cli import status_text
+from rag_service.cli.common_options import Collection, Json, Ocr, Parser, PasswordFile, Wait, begin
+from rag_service.cli.input_files import find_files, unreadable
 from rag_service.cli.output import note, one_line, print_json, print_table
 from rag_service.errors import (
     InvalidOptions,
@@ -154,7 +154,7 @@ def _fate(upload: _Upload) -> str:
 def _await(client: Client, uploads: list[_Upload]) -> None:
     """Follow the documents to their ends; encrypted ones are opened if somebody is there."""
     from rag_service.cli.passwords import ask_and_redo, can_ask, locked
-    from rag_service.cli.watch import follow
+    from rag_service.cli.progress import follow
 
     ids = [upload.sent.id for upload in uploads if upload.sent]
     ended = follow(ids, client.document, interval=_INTERVAL)
@@ -186,8 +186,9 @@ def _row(upload: _Upload) -> tuple[object, ...]:
     if view is None:
         return (upload.path, sent.id, sent.status, duplicate, *(None,) * 3)
     return (
-        upload.path, sent.id, words.state(view), duplicate, words.pages(view.latest_run.pages),
-        words.warning_counts(view.warnings), words.error(view.latest_run.error),
+        upload.path, sent.id, status_text.state(view), duplicate,
+        status_text.pages(view.latest_run.pages),
+        status_text.warning_counts(view.warnings), status_text.error(view.latest_run.error),
     )  # fmt: skip
 
 
@@ -208,6 +209,6 @@ def _status(uploads: list[_Upload], *, strict: bool) -> int:
     if any(isinstance(error, ServiceUnreachable | StorageUnavailable) for error in errors):
         return _UNREACHABLE
     views = [upload.view for upload in uploads if upload.view]
-    unwell = [view for view in views if not words.succeeded(view)]
+    unwell = [view for view in views if not status_text.succeeded(view)]
     cut = [view for view in views if any(w.code in _STRICT for w in view.warnings)]
     return _FAILED if not uploads or errors or unwell or (strict and cut) else 0

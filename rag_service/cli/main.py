@@ -15,7 +15,16 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from rag_service.cli import documents, ingest, probe, reprocess, run, settings_table, single, up
+from rag_service.cli import (
+    document_commands,
+    ingest,
+    probe,
+    process_commands,
+    reprocess_command,
+    run,
+    settings_table,
+    up,
+)
 from rag_service.cli.output import note
 from rag_service.errors import (
     ConfigurationError,
@@ -37,7 +46,16 @@ app = typer.Typer(
     help="Turns PDFs and scans into a searchable knowledgebase with page citations.",
 )
 
-for commands in (run, up, ingest, documents, reprocess, single, probe, settings_table):
+for commands in (
+    run,
+    up,
+    ingest,
+    document_commands,
+    reprocess_command,
+    process_commands,
+    probe,
+    settings_table,
+):
     commands.register(app)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rag_service.cli.options import Json, begin
+from rag_service.cli.common_options import Json, begin
 from rag_service.cli.output import note, print_json, print_table, stderr
 from rag_service.errors import (
     ConfigurationError,
@@ -22,10 +22,11 @@ from rag_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from rag_service.ocr.client import OcrClient, Probe
-    from rag_service.ocr.probing import Question
-    from rag_service.ocr.steps import Bounds, Ending, Step
-    from rag_service.settings import Ocr, Settings
+    from rag_service.config.loader import Settings
+    from rag_service.config.options import OcrOptions
+    from rag_service.ocr.ocr_client import OcrClient, Probe
+    from rag_service.ocr.probe.findings import Bounds, Ending, Step
+    from rag_service.ocr.probe.measurement import ProbeQuestion
 
 _INTERRUPTED = 130
 _COLUMNS = (
@@ -72,7 +73,7 @@ def probe(
 ) -> None:
     """Find how many pages in flight suit an OCR server, by sending it some."""
     settings = begin()
-    from rag_service.ocr.steps import Bounds
+    from rag_service.ocr.probe.findings import Bounds
 
     if plot is not None and not plot.parent.is_dir():
         raise ConfigurationError(f"--plot: there is no folder {plot.parent}.")
@@ -83,11 +84,11 @@ def probe(
     _report(settings, server, seen, plot, as_json=as_json)
 
 
-def _server(settings: Settings, url: str, model: str | None) -> Ocr:
+def _server(settings: Settings, url: str, model: str | None) -> OcrOptions:
     """The settings of requests, for this server. Raises ConfigurationError."""
     from pydantic import ValidationError
 
-    from rag_service.settings import in_words
+    from rag_service.config.loader import in_words
 
     known = dict(settings.ocr)
     changed = {"base_url": url, "model": model or settings.ocr.model}
@@ -102,7 +103,9 @@ def _keep_quiet(_step: Step) -> None:
     """Tables are printed whole."""
 
 
-def _run(server: Ocr, bounds: Bounds, dpi: int, seen: _Seen, told: Callable[[Step], None]) -> None:
+def _run(
+    server: OcrOptions, bounds: Bounds, dpi: int, seen: _Seen, told: Callable[[Step], None]
+) -> None:
     with stderr().status("Drawing pages …") as status:
 
         def starting(in_flight: int) -> None:
@@ -116,22 +119,22 @@ def _run(server: Ocr, bounds: Bounds, dpi: int, seen: _Seen, told: Callable[[Ste
 
 
 async def _measure(
-    server: Ocr,
+    server: OcrOptions,
     bounds: Bounds,
     dpi: int,
     seen: _Seen,
     starting: Callable[[int], None],
     ended: Callable[[Step], None],
 ) -> None:
-    from rag_service.ocr.client import OcrClient
-    from rag_service.ocr.probing import Load, probe
+    from rag_service.ocr.ocr_client import OcrClient
+    from rag_service.ocr.probe.measurement import ProbeLoad, probe
 
     with _interruptible() as stop:
         async with OcrClient(server, connections=bounds.most) as client:
             await _require_answer(client)
             seen.slots = (await client.limits()).slots
             question = await _question(client, server, dpi)
-            async with Load(client, question, bounds) as load:
+            async with ProbeLoad(client, question, bounds) as load:
                 seen.ending = await probe(
                     load, bounds, seen.slots, stop, starting=starting, ended=ended
                 )
@@ -178,14 +181,14 @@ def _in_words_of_probe(answer: Probe) -> str:
     )
 
 
-async def _question(client: OcrClient, server: Ocr, dpi: int) -> Question:
-    from rag_service.layout.types import Task
-    from rag_service.ocr.budget import answer_budget
-    from rag_service.ocr.probing import Question
-    from rag_service.ocr.sheets import Sheets
-    from rag_service.parsers.blocks import PROMPTS
+async def _question(client: OcrClient, server: OcrOptions, dpi: int) -> ProbeQuestion:
+    from rag_service.layout.page_layout import Task
+    from rag_service.ocr.probe.measurement import ProbeQuestion
+    from rag_service.ocr.probe.sample_pages import SamplePages
+    from rag_service.ocr.token_budget import answer_budget
+    from rag_service.parsers.block_markdown import PROMPTS
 
-    sheets = await asyncio.to_thread(Sheets, dpi)
+    sheets = await asyncio.to_thread(SamplePages, dpi)
     info = await client.model_info()
     budget = answer_budget(
         sheets.width,
@@ -193,15 +196,15 @@ async def _question(client: OcrClient, server: Ocr, dpi: int) -> Question:
         ceiling=server.max_tokens,
         max_model_len=info.max_model_len,
     )
-    return Question(sheets.draw, PROMPTS[Task.TEXT], budget)
+    return ProbeQuestion(sheets.draw, PROMPTS[Task.TEXT], budget)
 
 
 def _report(
-    settings: Settings, server: Ocr, seen: _Seen, plot: Path | None, *, as_json: bool
+    settings: Settings, server: OcrOptions, seen: _Seen, plot: Path | None, *, as_json: bool
 ) -> None:
     """Print what was found. Raises what the server's errors mean where nothing was."""
-    from rag_service.cli.advice import advise
-    from rag_service.ocr.steps import Ending, conclude
+    from rag_service.diagnosis.probe_advice import advise
+    from rag_service.ocr.probe.findings import Ending, conclude
 
     ending = seen.ending or Ending.INTERRUPTED
     findings = conclude(seen.steps, ending, seen.slots)
@@ -220,18 +223,18 @@ def _report(
         raise typer.Exit(_INTERRUPTED)
 
 
-def _draw(server: Ocr, steps: list[Step], plot: Path | None) -> None:
+def _draw(server: OcrOptions, steps: list[Step], plot: Path | None) -> None:
     if plot is None:
         return
-    from rag_service.cli.plot import draw
+    from rag_service.cli.probe_plot import draw
 
     plot.write_text(draw(server.base_url or "", steps), encoding="utf-8")
     note(f"The plot is in {plot}.")
 
 
-def _failure(server: Ocr, error: Exception | None) -> RagServiceError:
-    from rag_service.ocr.client import AnswerTimedOut
-    from rag_service.retry import TryAgain
+def _failure(server: OcrOptions, error: Exception | None) -> RagServiceError:
+    from rag_service.ocr.ocr_client import AnswerTimedOut
+    from rag_service.runtime.retry import TryAgain
 
     if isinstance(error, OcrMisconfigured):
         return ConfigurationError(error.message)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rag_service.cli import rendering, words
+from rag_service.cli import document_formats, status_text
 from rag_service.cli.checks import check_service, check_transport, check_worker
-from rag_service.cli.files import require_regular, unreadable
-from rag_service.cli.options import Ocr, Parser, PasswordFile, begin
+from rag_service.cli.common_options import Ocr, Parser, PasswordFile, begin
+from rag_service.cli.document_formats import SUFFIXES, Format
+from rag_service.cli.input_files import require_regular, unreadable
+from rag_service.cli.local_service import LocalService
 from rag_service.cli.output import note, print_table, write_out
 from rag_service.cli.passwords import read_password
-from rag_service.cli.rendering import SUFFIXES, Format
-from rag_service.cli.service import LocalService
 from rag_service.cli.signals import stop_in_order
 from rag_service.errors import (
     DocumentError,
@@ -31,10 +31,10 @@ from rag_service.errors import (
 from rag_service.states import OcrMode, WaitingFor
 
 if TYPE_CHECKING:
-    from rag_service.intake import IntakeOptions
+    from rag_service.config.loader import Settings
+    from rag_service.documents.incoming_file import IncomingFile
+    from rag_service.documents.intake import IntakeOptions
     from rag_service.knowledgebase.views import DocumentView, PageView
-    from rag_service.settings import Settings
-    from rag_service.spool import Spool
 
 _INTERVAL = 0.25
 _PAGES = 100
@@ -62,7 +62,7 @@ class _Sent:
 
     @property
     def well(self) -> bool:
-        return self.view is not None and words.succeeded(self.view)
+        return self.view is not None and status_text.succeeded(self.view)
 
 
 def run(
@@ -105,7 +105,7 @@ def run(
 
 def _check(settings: Settings, ocr: OcrMode | None) -> None:
     """Raises ConfigurationError; where no page goes to a server, none need be named."""
-    from rag_service.settings import warn_of_doubtful_settings
+    from rag_service.config.loader import warn_of_doubtful_settings
 
     check_worker(settings)
     if ocr is not OcrMode.OFF:
@@ -126,7 +126,7 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def _options(settings: Settings, ocr: OcrMode | None, parser: str | None) -> IntakeOptions:
-    from rag_service.intake import check_options
+    from rag_service.documents.intake import check_options
 
     return check_options(settings, ocr=ocr, parser=parser, priority="interactive")
 
@@ -135,7 +135,7 @@ def _start(
     settings: Settings, service: LocalService, folder: Path, ocr: OcrMode | None
 ) -> Settings:
     """Start the servers, and the programs without waiting for them."""
-    from rag_service.cli.plan import Plan
+    from rag_service.cli.start_plan import StartPlan
 
     own_ocr = settings.needs_ocr_server and ocr is not OcrMode.OFF
     environment = _environment(settings, folder, own_ocr=own_ocr)
@@ -144,7 +144,7 @@ def _start(
         environment["RAG_SERVICE_OCR_TRANSPORT"] = "direct"
     settings = service.start_servers(environment)
     check_service(settings)
-    plan = Plan(settings, folder / "logs", _DRAIN_SECONDS)
+    plan = StartPlan(settings, folder / "logs", _DRAIN_SECONDS)
     programs = plan.prepare_only() if ocr is OcrMode.OFF else plan.workers()
     service.start([plan.ocr_server(), *programs] if own_ocr else programs)
     return settings
@@ -152,7 +152,7 @@ def _start(
 
 def _environment(settings: Settings, folder: Path, *, own_ocr: bool) -> dict[str, str]:
     """What differs from the settings, for us and our children."""
-    from rag_service.cli.plan import embedded_ocr_environment
+    from rag_service.cli.start_plan import embedded_ocr_environment
     from rag_service.embedded.folder import free_port
 
     environment = {}
@@ -169,16 +169,16 @@ def _take_in(
     settings: Settings, files: list[Path], options: IntakeOptions, password: str | None
 ) -> list[_Sent]:
     """Hand the files to intake while the workers start."""
-    from rag_service.storage import DocumentStore
+    from rag_service.documents.storage import DocumentStore
 
     store = DocumentStore(settings)
 
     def accept(path: Path) -> str:
-        from rag_service import intake
-        from rag_service.spool import Spool
+        from rag_service.documents import intake
+        from rag_service.documents.incoming_file import IncomingFile
 
         require_regular(path)
-        with Spool(settings) as spool:
+        with IncomingFile(settings) as spool:
             with path.open("rb") as file:
                 spool.copy_from(file)
             with _unlocked(settings, spool, password) as decrypted:
@@ -197,14 +197,16 @@ def labelled(files: list[Path]) -> list[tuple[Path, str]]:
 
 
 @contextmanager
-def _unlocked(settings: Settings, spool: Spool, password: str | None) -> Iterator[Path | None]:
+def _unlocked(
+    settings: Settings, spool: IncomingFile, password: str | None
+) -> Iterator[Path | None]:
     """A readable copy of an encrypted PDF; None where there is no password or no need."""
     if password is None:
         yield None
         return
     import asyncio
 
-    from rag_service.unlock import unlocked
+    from rag_service.documents.decryption import unlocked
 
     with asyncio.Runner() as loop:
         copy = unlocked(settings, spool.path, spool.finish(), password)
@@ -226,11 +228,11 @@ def _sent(path: Path, label: str, accept: Callable[[Path], str]) -> _Sent:
 
 
 def _follow(settings: Settings, sent: list[_Sent], service: LocalService) -> None:
-    from rag_service.cli.watch import follow
-    from rag_service.knowledgebase import catalogue
+    from rag_service.cli.progress import follow
+    from rag_service.knowledgebase import document_queries
 
     def fetch(document_id: str) -> DocumentView:
-        view = catalogue.get_document(document_id, settings.page_server)
+        view = document_queries.get_document(document_id, settings.page_server)
         if view is None:
             raise NotFound()
         # Ours is only starting; one that dies is told of by `check`.
@@ -251,7 +253,7 @@ def _print(sent: list[_Sent], form: Format, output: Path | None) -> None:
     for one in sent:
         if one.view is None:
             continue
-        pieces = rendering.document(one.view, _pages(one.view), form)
+        pieces = document_formats.document(one.view, _pages(one.view), form)
         if output is None:
             if not write_out(pieces):
                 return
@@ -261,10 +263,10 @@ def _print(sent: list[_Sent], form: Format, output: Path | None) -> None:
 
 
 def _pages(view: DocumentView) -> Iterator[PageView]:
-    from rag_service.knowledgebase import catalogue
+    from rag_service.knowledgebase import document_queries
 
-    run_id, after = catalogue.shown_run_id(view.id), 0
-    while run_id and (batch := catalogue.list_pages(run_id, after=after, limit=_PAGES)):
+    run_id, after = document_queries.shown_run_id(view.id), 0
+    while run_id and (batch := document_queries.list_pages(run_id, after=after, limit=_PAGES)):
         yield from batch
         after = batch[-1].number
 
@@ -296,6 +298,6 @@ def _row(one: _Sent, kinds: list[str]) -> tuple[object, ...]:
         error = f"{one.error.code}: {one.error.message}" if one.error else ""
         return (one.label, one.id, "refused", *counts, None, None, error)
     return (
-        one.label, view.id, words.state(view), *counts,
-        view.run_seconds, words.warning_counts(view.warnings), words.error(view.error),
+        one.label, view.id, status_text.state(view), *counts,
+        view.run_seconds, status_text.warning_counts(view.warnings), status_text.error(view.error),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from rag_service.settings import Option
+    from rag_service.config.loader import Option
 
 _HEAD = "| Setting | Environment | Default | Meaning |\n|---|---|---|---|"
 
@@ -24,7 +24,7 @@ def print_settings() -> None:
 
 def settings_table() -> str:
     """The table itself, a row an option."""
-    from rag_service.settings import options
+    from rag_service.config.loader import options
 
     return "\n".join([_HEAD, *(_row(option) for option in options())])
 

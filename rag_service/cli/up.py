@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rag_service.cli.logs import LogFollower
-from rag_service.cli.options import begin_process
+from rag_service.cli.common_options import begin_process
+from rag_service.cli.local_service import LocalService
+from rag_service.cli.log_follower import LogFollower
 from rag_service.cli.output import note
-from rag_service.cli.plan import PROGRAMS
-from rag_service.cli.service import LocalService
 from rag_service.cli.signals import Stopped, stop_in_order
+from rag_service.cli.start_plan import PROGRAMS
 
 if TYPE_CHECKING:
-    from rag_service.cli.plan import Plan
-    from rag_service.settings import Settings
+    from rag_service.cli.start_plan import StartPlan
+    from rag_service.config.loader import Settings
 
 _INTERVAL = 1.0
 
@@ -47,7 +47,7 @@ def _check(settings: Settings, *, own_ocr: bool) -> None:
     """
     from rag_service.api.auth import require_safe_binding
     from rag_service.cli.checks import check_service, check_transport
-    from rag_service.cli.single import check_flower
+    from rag_service.cli.process_commands import check_flower
     from rag_service.embedded import require_free_port
 
     require_safe_binding(settings.api)
@@ -61,12 +61,12 @@ def _check(settings: Settings, *, own_ocr: bool) -> None:
 
 
 def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
-    from rag_service.cli.plan import Plan, embedded_ocr_environment
+    from rag_service.cli.start_plan import StartPlan, embedded_ocr_environment
 
     cpu = settings.cpu_ocr
     environment = embedded_ocr_environment(settings, cpu.host, cpu.port) if own_ocr else {}
     settings = service.start_servers(environment)
-    plan = Plan(settings, settings.data_dir / "logs", settings.worker.soft_shutdown)
+    plan = StartPlan(settings, settings.data_dir / "logs", settings.worker.soft_shutdown)
     programs = [*plan.workers(), plan.api()]
     service.start([plan.ocr_server(), *programs] if own_ocr else programs)
     service.wait_until_ready()
@@ -77,7 +77,7 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
         time.sleep(_INTERVAL)
 
 
-def _where(plan: Plan, *, own_ocr: bool) -> str:
+def _where(plan: StartPlan, *, own_ocr: bool) -> str:
     settings = plan.settings
     door = "needs the key (RAG_SERVICE_API_KEY)" if settings.api.key else "loopback, no key"
     lines = [

@@ -28,7 +28,7 @@ from rag_service.embedded.account import (
 )
 from rag_service.embedded.folder import end_leftovers
 from rag_service.errors import ConfigurationError, ServiceUnreachable
-from rag_service.supervisor import Program, bare_environment, dies_with_us, identity
+from rag_service.runtime.supervisor import Program, bare_environment, dies_with_us, identity
 
 log = logging.getLogger(__name__)
 

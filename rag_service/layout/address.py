@@ -9,9 +9,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from rag_service.config.loader import Settings
+from rag_service.config.options import LONGEST_SOCKET_PATH
 from rag_service.errors import ConfigurationError
-from rag_service.sections import LONGEST_SOCKET_PATH
-from rag_service.settings import Settings
 
 _NAME = "layout.sock"
 # httpx wants a host in its URLs, a socket has none.

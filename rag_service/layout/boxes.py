@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rag_service.layout.types import Bbox, Box
-from rag_service.reading_order import Piece, in_reading_order
+from rag_service.layout.page_layout import Bbox, LayoutBox
+from rag_service.layout.reading_order import PlacedPiece, in_reading_order
 
 _SCALE = 1000
 # A box of which so much lies inside another is that one's, or a second box of the same block.
@@ -41,13 +41,13 @@ def bbox_of(x1: float, y1: float, x2: float, y2: float) -> Bbox | None:
     return (left, top, right, bottom) if left < right and top < bottom else None
 
 
-def without_overlaps(boxes: Sequence[Box]) -> list[Box]:
+def without_overlaps(boxes: Sequence[LayoutBox]) -> list[LayoutBox]:
     """The boxes, in the order given, without those inside another and without doubles.
 
     Of two alike the surer one stays; a picture or a seal inside a text stays beside it.
     """
     blocks = [box for box in boxes if not _is_sheet(box)] or list(boxes)
-    kept: list[Box] = []
+    kept: list[LayoutBox] = []
     for box in sorted(blocks, key=lambda box: box.score, reverse=True):
         if not any(_lies_in(box, other) and _lies_in(other, box) for other in kept):
             kept.append(box)
@@ -55,7 +55,7 @@ def without_overlaps(boxes: Sequence[Box]) -> list[Box]:
     return [box for box in in_turn if not _belongs_to_another(box, kept)]
 
 
-def in_order(boxes: Sequence[Box]) -> list[Box]:
+def in_order(boxes: Sequence[LayoutBox]) -> list[LayoutBox]:
     """The same boxes as a person reads them: bands, columns, rows."""
     by_rows = [box for row in _rows(boxes) for box in row]
     pieces = [_piece(place, box) for place, box in enumerate(by_rows)]
@@ -68,17 +68,17 @@ def area(bbox: Bbox) -> int:
     return (right - left) * (bottom - top)
 
 
-def _is_sheet(box: Box) -> bool:
+def _is_sheet(box: LayoutBox) -> bool:
     return box.label in _PICTURES and area(box.bbox) > _SHEET
 
 
-def _belongs_to_another(box: Box, boxes: Sequence[Box]) -> bool:
+def _belongs_to_another(box: LayoutBox, boxes: Sequence[LayoutBox]) -> bool:
     if box.label in _KEPT_INSIDE:
         return False
     return any(other is not box and _lies_in(box, other) for other in boxes)
 
 
-def _lies_in(inner: Box, outer: Box) -> bool:
+def _lies_in(inner: LayoutBox, outer: LayoutBox) -> bool:
     return _shared(inner.bbox, outer.bbox) >= _INSIDE * area(inner.bbox)
 
 
@@ -88,9 +88,9 @@ def _shared(one: Bbox, other: Bbox) -> int:
     return max(width, 0) * max(height, 0)
 
 
-def _rows(boxes: Sequence[Box]) -> list[list[Box]]:
+def _rows(boxes: Sequence[LayoutBox]) -> list[list[LayoutBox]]:
     """Boxes about as high as each other and side by side stand in one row, left to right."""
-    rows: list[list[Box]] = []
+    rows: list[list[LayoutBox]] = []
     for box in sorted(boxes, key=lambda box: (box.bbox[1], box.bbox[0])):
         if rows and _beside(rows[-1][0].bbox, box.bbox):
             rows[-1].append(box)
@@ -105,7 +105,7 @@ def _beside(one: Bbox, other: Bbox) -> bool:
     return apart and shared >= max(one[3] - one[1], other[3] - other[1]) / 2
 
 
-def _piece(place: int, box: Box) -> Piece:
+def _piece(place: int, box: LayoutBox) -> PlacedPiece:
     """The block with the lines and letters that would fill it, less what runs over its edges."""
     left, right = (box.bbox[i] / _SCALE * _WIDTH for i in (0, 2))
     top, bottom = (box.bbox[i] / _SCALE * _HEIGHT for i in (1, 3))
@@ -113,4 +113,4 @@ def _piece(place: int, box: Box) -> Piece:
     letters = int(lines * (right - left) / _LETTER_WIDTH)
     across, down = min(_MARGIN, (right - left) / 4), min(_MARGIN, (bottom - top) / 4)
     place_on_page = _Rectangle(left + across, top + down, right - across, bottom - down)
-    return Piece(place, place_on_page, lines, letters)
+    return PlacedPiece(place, place_on_page, lines, letters)

@@ -14,13 +14,13 @@ import numpy as np
 import onnxruntime
 
 from rag_service.layout.boxes import bbox_of, in_order, without_overlaps
-from rag_service.layout.picture import decode
-from rag_service.layout.types import Box
+from rag_service.layout.model_input import decode
+from rag_service.layout.page_layout import LayoutBox
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rag_service.layout.models import Pixels
+    from rag_service.layout.model_loader import Pixels
 
     Floats = NDArray[np.float32]
 
@@ -59,16 +59,16 @@ class Cdla:
     def read(self, jpeg: bytes) -> Pixels:
         return decode(jpeg, WIDTH, HEIGHT)
 
-    def find(self, pictures: Sequence[Pixels]) -> list[list[Box]]:
+    def find(self, pictures: Sequence[Pixels]) -> list[list[LayoutBox]]:
         return list(self._threads.map(self._find, pictures))
 
-    def _find(self, picture: Pixels) -> list[Box]:
+    def _find(self, picture: Pixels) -> list[LayoutBox]:
         values = (picture.astype(np.float32) / 255 - MEAN) / DEVIATION
         outputs = self._session.run(None, {"image": values.transpose(2, 0, 1)[None]})
         return in_order(without_overlaps(_boxes(outputs)))
 
 
-def _boxes(outputs: Sequence[Any]) -> list[Box]:
+def _boxes(outputs: Sequence[Any]) -> list[LayoutBox]:
     """The model's answer for one picture: first the scores of each level, then its distances."""
     levels = len(STRIDES)
     found = [
@@ -84,7 +84,7 @@ def _boxes(outputs: Sequence[Any]) -> list[Box]:
         for place in _best(corners, scores[:, number]):
             box = bbox_of(*(corners[place] / (WIDTH, HEIGHT, WIDTH, HEIGHT)))
             if box is not None:
-                boxes.append(Box(label, float(scores[place, number]), box))
+                boxes.append(LayoutBox(label, float(scores[place, number]), box))
     return boxes
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rag_service.config.options import LayoutOptions
 from rag_service.layout.boxes import bbox_of, without_overlaps
 from rag_service.layout.labels import LABELS
-from rag_service.layout.models import thread_count
-from rag_service.layout.picture import decode
-from rag_service.layout.types import Box
-from rag_service.settings import Layout
+from rag_service.layout.model_input import decode
+from rag_service.layout.model_loader import thread_count
+from rag_service.layout.page_layout import LayoutBox
 
 if TYPE_CHECKING:
-    from rag_service.layout.models import Pixels
+    from rag_service.layout.model_loader import Pixels
 
 SIDE = 800
 # As the GLM-OCR SDK sets it.
@@ -28,7 +28,7 @@ class PpDocLayout:
 
     name = "pp_doclayout_v3"
 
-    def __init__(self, settings: Layout) -> None:
+    def __init__(self, settings: LayoutOptions) -> None:
         """Raises what transformers raises for a folder that holds no such model."""
         import torch
         from transformers import PPDocLayoutV3ForObjectDetection as Detector
@@ -49,7 +49,7 @@ class PpDocLayout:
     def read(self, jpeg: bytes) -> Pixels:
         return decode(jpeg, SIDE, SIDE)
 
-    def find(self, pictures: Sequence[Pixels]) -> list[list[Box]]:
+    def find(self, pictures: Sequence[Pixels]) -> list[list[LayoutBox]]:
         torch = self._torch
         values = torch.stack([torch.from_numpy(picture.copy()) for picture in pictures])
         values = values.to(self._device).permute(0, 3, 1, 2).float() / 255
@@ -66,7 +66,7 @@ def _device(chosen: str) -> str:
     return chosen
 
 
-def _ordered(torch: Any, outputs: Any) -> list[list[Box]]:
+def _ordered(torch: Any, outputs: Any) -> list[list[LayoutBox]]:
     """Each picture's boxes over the threshold, in the order that the model reads them."""
     scores, labels = outputs.logits.sigmoid().max(dim=-1)
     # Of a pair, the model says how surely the first is read before the second.
@@ -84,10 +84,10 @@ def _boxes(
     labels: list[int],
     corners: list[list[float]],
     before: list[float],
-) -> list[Box]:
+) -> list[LayoutBox]:
     boxes = []
     for place in sorted(range(len(scores)), key=before.__getitem__):
         bbox = bbox_of(*corners[place])
         if scores[place] >= THRESHOLD and bbox is not None:
-            boxes.append(Box(LABELS[labels[place]], scores[place], bbox))
+            boxes.append(LayoutBox(LABELS[labels[place]], scores[place], bbox))
     return boxes

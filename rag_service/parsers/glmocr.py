@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
+from rag_service.config.loader import Settings
 from rag_service.errors import (
     Draining,
     LayoutUnavailable,
@@ -19,12 +20,12 @@ from rag_service.errors import (
     PageError,
     RagServiceError,
 )
-from rag_service.layout.client import LayoutClient
-from rag_service.ocr.client import OcrClient, Rejected, ServerFailed
-from rag_service.ocr.controller import MOST
-from rag_service.ocr.limiter import Limiter, limiter_for
-from rag_service.parsers.asking import Asking, Sleep
-from rag_service.parsers.base import (
+from rag_service.layout.layout_client import LayoutClient
+from rag_service.ocr.concurrency.limiter import Limiter, limiter_for
+from rag_service.ocr.concurrency.search import MOST
+from rag_service.ocr.ocr_client import OcrClient, Rejected, ServerFailed
+from rag_service.parsers.answer_reader import Reader
+from rag_service.parsers.contract import (
     PageResult,
     PageSink,
     PageSource,
@@ -32,11 +33,10 @@ from rag_service.parsers.base import (
     ParseJob,
     ServerWatch,
 )
-from rag_service.parsers.pages import PageReader
-from rag_service.parsers.reading import Reader
-from rag_service.parsers.regions import LayoutFinder, RegionReader
-from rag_service.retry import TryAgain
-from rag_service.settings import Settings
+from rag_service.parsers.page_reader import PageReader
+from rag_service.parsers.page_request import Asking, Sleep
+from rag_service.parsers.region_reader import LayoutFinder, RegionReader
+from rag_service.runtime.retry import TryAgain
 from rag_service.states import PageState
 
 VERSION = "2"

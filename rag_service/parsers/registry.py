@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rag_service.config.loader import Settings
 from rag_service.errors import InvalidOptions
-from rag_service.parsers.base import Parser
-from rag_service.settings import Settings
+from rag_service.parsers.contract import Parser
 
 PARSERS = frozenset({"glmocr"})
 

@@ -15,9 +15,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from rag_service.pdf import leash
-from rag_service.pdf.process import PASSED_ON
-from rag_service.pdf.types import ShrinkFailed
+from rag_service.pdf.child_process import PASSED_ON
+from rag_service.pdf.results import ShrinkFailed
+from rag_service.runtime import bounded_child
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,8 @@ async def _run(
 ) -> tuple[int, str]:
     """Status and output (both streams); raises ShrinkFailed on time-out. Nothing outlives it."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), str(file_bytes), *command,
+        sys.executable, "-I", "-S", bounded_child.__file__, str(os.getpid()), str(file_bytes),
+        *command,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT, cwd=folder, env=_environment(folder),
         start_new_session=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rag_service.errors import RagServiceError
 from rag_service.pdf import ghostscript
-from rag_service.pdf.document import PdfWorker
+from rag_service.pdf.session import PdfSession
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def warn_of_missing_shrinker() -> None:
 
 
 async def shrink(
-    pdf: PdfWorker, source: Path, dpi: int, target: Path, time_limit: float
+    pdf: PdfSession, source: Path, dpi: int, target: Path, time_limit: float
 ) -> ShrinkResult:
     """A copy of a PDF with pictures of about `dpi`, 150 or 100, at `target`. Never raises.
 
@@ -74,7 +74,7 @@ async def shrink(
     return ShrinkResult(source, None, fell_back=True, reason=f"{fault}; {second}")
 
 
-async def _fault(work: Awaitable[None], pdf: PdfWorker, source: Path, target: Path) -> str | None:
+async def _fault(work: Awaitable[None], pdf: PdfSession, source: Path, target: Path) -> str | None:
     """Have a shrinker work; why its file cannot be used, None where it shows the same pages."""
     try:
         await work

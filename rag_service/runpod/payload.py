@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rag_service.config.loader import Settings
 from rag_service.errors import (
     CorruptPdf,
     PageError,
@@ -25,15 +26,12 @@ from rag_service.errors import (
     PayloadTooLarge,
     RagServiceError,
 )
-from rag_service.pdf.document import PdfWorker
-from rag_service.pdf.media import PDF
+from rag_service.pdf.media_type import PDF
+from rag_service.pdf.results import PdfWarning
+from rag_service.pdf.session import PdfSession
 from rag_service.pdf.shrink import ShrinkResult, shrink
-from rag_service.pdf.types import PdfWarning
-from rag_service.runpod.body import Encoding, Envelope, job_body
-from rag_service.runpod.ranges import balanced, ranges
-from rag_service.settings import Settings
-
-__all__ = ["Envelope", "Payload", "PayloadMaker", "Refused"]
+from rag_service.runpod.job_body import Encoding, Envelope, job_body
+from rag_service.runpod.page_ranges import balanced, ranges
 
 FIRST_DPI, LAST_DPI = 150, 100
 # Of pages that have to be drawn; of a single page that is still too large, at LAST_DPI.
@@ -52,7 +50,7 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class PageRefused:
     """A page that no job can hold: PayloadTooLarge, or it cannot be read at all."""
 
     page: int
@@ -60,7 +58,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PayloadPiece:
     """Pages on their way to a job: some pages of `origin`, then, once cut, a file of their own.
 
     `goal`: the DPI its pictures are brought to if need be; `shrunk`: that was tried;
@@ -77,7 +75,7 @@ class Piece:
     file: Path | None = None
     warnings: tuple[PdfWarning, ...] = ()
 
-    def parts(self, lengths: Sequence[int]) -> list[Piece]:
+    def parts(self, lengths: Sequence[int]) -> list[PayloadPiece]:
         """The pages in several pieces, yet to be cut: from this one's file where there is one."""
         origin, positions = self.origin, self.positions
         if self.file is not None:
@@ -97,7 +95,7 @@ class PayloadMaker:
     """Makes the jobs of one document. It reads files by path: what `pdf` has open stays open."""
 
     def __init__(
-        self, settings: Settings, pdf: PdfWorker, source: Path, media_type: str, filename: str
+        self, settings: Settings, pdf: PdfSession, source: Path, media_type: str, filename: str
     ) -> None:
         self._settings = settings
         self._pdf = pdf
@@ -112,7 +110,7 @@ class PayloadMaker:
         envelope: Callable[[Sequence[int]], Envelope],
         *,
         as_before: bool = False,
-    ) -> AsyncGenerator[Payload | Refused]:
+    ) -> AsyncGenerator[Payload | PageRefused]:
         """Every page once, in order: in a body of at most runpod.max_body_bytes, or refused.
 
         `as_before`: they were one job, and are to be that same one again.
@@ -142,7 +140,7 @@ class _Workshop:
     def __init__(
         self,
         settings: Settings,
-        pdf: PdfWorker,
+        pdf: PdfSession,
         source: Path,
         filename: str,
         folder: Path,
@@ -158,12 +156,12 @@ class _Workshop:
         self._envelope = cache(envelope)
         self._numbers = count()
 
-    def begin(self, pages: tuple[int, ...], quality: int | None) -> Piece:
+    def begin(self, pages: tuple[int, ...], quality: int | None) -> PayloadPiece:
         """The piece that all others of the range come from."""
         dpi = self._envelope(pages).dpi
-        return Piece(pages, self._source, pages, dpi, quality=quality)
+        return PayloadPiece(pages, self._source, pages, dpi, quality=quality)
 
-    async def advance(self, piece: Piece) -> Payload | Refused | list[Piece]:
+    async def advance(self, piece: PayloadPiece) -> Payload | PageRefused | list[PayloadPiece]:
         """The next means for a piece: it is done, or it goes on as these pieces."""
         if piece.file is None:
             return await self._cut(piece)
@@ -181,7 +179,7 @@ class _Workshop:
             return piece.parts([len(share) for share in shares])
         return self._last_means(piece, size)
 
-    async def _cut(self, piece: Piece) -> Refused | list[Piece]:
+    async def _cut(self, piece: PayloadPiece) -> PageRefused | list[PayloadPiece]:
         target = self._new_file()
         try:
             warnings = await self._pdf.slice(
@@ -193,15 +191,15 @@ class _Workshop:
         named = (replace(each, page=dict(own).get(each.page or 0)) for each in warnings)
         return [replace(piece, file=target, warnings=(*piece.warnings, *named))]
 
-    async def _shrink(self, piece: Piece, file: Path) -> Piece:
+    async def _shrink(self, piece: PayloadPiece, file: Path) -> PayloadPiece:
         result = await shrink(self._pdf, file, piece.goal, self._new_file(), self._time_limit)
         warnings = (*piece.warnings, *_shrink_warnings(result, piece.goal))
         return replace(piece, file=result.path, shrunk=True, warnings=warnings)
 
-    def _last_means(self, piece: Piece, size: int) -> Refused | list[Piece]:
+    def _last_means(self, piece: PayloadPiece, size: int) -> PageRefused | list[PayloadPiece]:
         """From the source again: a copy of a coarse copy would lose more."""
         number = piece.pages[0]
-        fresh = Piece(piece.pages, self._source, piece.pages, piece.dpi)
+        fresh = PayloadPiece(piece.pages, self._source, piece.pages, piece.dpi)
         if self._may_shrink and piece.quality is None and piece.goal != LAST_DPI:
             return [replace(fresh, goal=LAST_DPI)]
         quality = next((q for q in COARSE_QUALITIES if q < (piece.quality or 100)), None)
@@ -214,14 +212,14 @@ class _Workshop:
             f"Page {number} needs a job of {size} bytes; runpod.max_body_bytes is "
             f"{self._most}{why}."
         )
-        return Refused(number, PayloadTooLarge(message, page=number))
+        return PageRefused(number, PayloadTooLarge(message, page=number))
 
-    async def _payload(self, piece: Piece, file: Path, encoding: Encoding) -> Payload:
+    async def _payload(self, piece: PayloadPiece, file: Path, encoding: Encoding) -> Payload:
         frame = job_body(self._envelope(piece.pages), self._filename, piece.pages, encoding)
         body = await asyncio.to_thread(lambda: frame.fill(file.read_bytes()))
         return Payload(piece.pages, body, piece.warnings)
 
-    def _size(self, piece: Piece, file: Path, encoding: Encoding) -> int:
+    def _size(self, piece: PayloadPiece, file: Path, encoding: Encoding) -> int:
         frame = job_body(self._envelope(piece.pages), self._filename, piece.pages, encoding)
         return frame.size(file.stat().st_size)
 
@@ -229,7 +227,9 @@ class _Workshop:
         return self._folder / f"{next(self._numbers)}.pdf"
 
 
-def _without_blamed(piece: Piece, error: RagServiceError) -> Refused | list[Piece]:
+def _without_blamed(
+    piece: PayloadPiece, error: RagServiceError
+) -> PageRefused | list[PayloadPiece]:
     """Part a piece that cannot be cut, so that one bad page costs itself only."""
     pages = len(piece.pages)
     if pages > 1 and error.page in piece.positions:
@@ -241,8 +241,8 @@ def _without_blamed(piece: Piece, error: RagServiceError) -> Refused | list[Piec
         return [replace(piece, quality=FINE_QUALITY)]
     number = piece.pages[0]
     if isinstance(error, PageError):
-        return Refused(number, type(error)(error.message, page=number))
-    return Refused(number, PageUnrenderable(error.message, page=number))
+        return PageRefused(number, type(error)(error.message, page=number))
+    return PageRefused(number, PageUnrenderable(error.message, page=number))
 
 
 def _shrink_warnings(result: ShrinkResult, dpi: int) -> list[PdfWarning]:

@@ -18,8 +18,8 @@ import psutil
 import pymupdf
 import pytest
 
+from rag_service.config.loader import PREFIXES
 from rag_service.embedded.folder import free_port
-from rag_service.settings import PREFIXES
 
 PATIENCE = 100.0
 OURS = (*PREFIXES, "DATABASE_URL", "REDIS_URL")

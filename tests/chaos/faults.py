@@ -18,8 +18,8 @@ from typing import TypeVar
 import psutil
 import redis
 
-from rag_service import broker
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.jobs import wake_ups
 from tests.chaos import witness
 from tests.chaos.rig import OCR_PLACES, Fed, Rig
 from tests.chaos.witness import Claim, Holding
@@ -207,7 +207,7 @@ def restart_broker(rig: Rig) -> Fault:
     _feed_some(rig)
     kill(pid)
     fault = _under_way("broker killed and started again")
-    fault.is_back, fault.was_alone = lambda: broker.ping(get_settings()) is None, True
+    fault.is_back, fault.was_alone = lambda: wake_ups.ping(get_settings()) is None, True
     _feed_some(rig)
     return fault
 
@@ -216,7 +216,7 @@ def _broker_pid(rig: Rig) -> int:
     """The broker's process, once it has come back from an earlier fault."""
 
     def serving() -> int | None:
-        return rig.server_pid("valkey") if broker.ping(get_settings()) is None else None
+        return rig.server_pid("valkey") if wake_ups.ping(get_settings()) is None else None
 
     return _until(serving, "the broker serves", rig)
 

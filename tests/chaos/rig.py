@@ -16,8 +16,8 @@ from pathlib import Path
 import pymupdf
 import pytest
 
+from rag_service.config.loader import load_settings
 from rag_service.embedded import EmbeddedStack
-from rag_service.settings import load_settings
 from tests.chaos import witness
 from tests.chaos.keeper import Keeper
 from tests.fakes.ocr_server import FakeOcrServer, Reply, Request

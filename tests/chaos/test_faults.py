@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import pytest
 
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
 from tests.chaos import faults, verdict, witness
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.rig import SHIPPED_TIMES, Rig, feeding, open_rig

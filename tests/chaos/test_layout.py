@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rag_service.layout.client import LayoutClient, readiness
-from rag_service.settings import Settings, load_settings
+from rag_service.config.loader import Settings, load_settings
+from rag_service.layout.layout_client import LayoutClient, readiness
 from tests.fakes.sheets import paragraphs
-from workers.layout_supervisor import LayoutSupervisor
+from workers.servers.layout.layout_supervisor import LayoutSupervisor
 
 pytestmark = pytest.mark.chaos
 
@@ -52,7 +52,7 @@ def kill_again_and_again(settings: Settings, clients: list[Future[dict[int, int]
         if readiness(settings).ok:
             time.sleep(dice.uniform(0.1, 0.6))
             for child in psutil.Process().children():
-                if "workers.layout_server" in child.cmdline():
+                if "workers.servers.layout.layout_server" in child.cmdline():
                     child.kill()
                     killed += 1
         time.sleep(0.05)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rag_service.knowledgebase.engine import DatabaseError
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.database.engine import DatabaseError
 from tests.chaos import faults, verdict, witness
 from tests.chaos.faults import Fault
 from tests.chaos.rig import PLACES, SHIPPED_TIMES, Rig, open_rig

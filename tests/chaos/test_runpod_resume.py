@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from rag_service import health, lifecycle
-from rag_service.knowledgebase.engine import begin
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.database.engine import begin
+from rag_service.documents import deletion
+from rag_service.monitoring import readiness
 from tests.fakes import runpod_twists as twists
 from tests.fakes.ocr_server import Gate
 from tests.fakes.runpod_service import read_all
@@ -275,7 +276,7 @@ def test_a_cancel_reaches_the_job(remote: Remote, desk: Desk) -> None:
     desk.open.clear()
     document_id = remote.add(2)
     (post,) = remote.live(document_id)
-    assert lifecycle.cancel(document_id)
+    assert deletion.cancel(document_id)
     assert remote.view(document_id).status == "cancelled"
     remote.wait(
         lambda: remote.runpod.job(str(post.remote_id)).status == "CANCELLED", "RunPod is told"
@@ -291,7 +292,7 @@ def test_a_cancel_reaches_a_job_whose_id_comes_late(remote: Remote, desk: Desk) 
     remote.runpod.next("run", held(after=gate))
     document_id = remote.add(2)
     assert gate.arrived.wait(60)
-    lifecycle.cancel(document_id)
+    deletion.cancel(document_id)
     gate.open()
     remote.wait(
         lambda: outcomes(remote, document_id) == [("first", "cancelled")], "it is cancelled"
@@ -305,7 +306,7 @@ def test_a_cancel_while_posts_are_refused_leaves_no_job_behind(remote: Remote) -
     remote.runpod.always("run", refused(429, "slow down", "60"))
     document_id = remote.add(2)
     remote.wait(lambda: sum(remote.posts(document_id).values()) == 1, "the post is refused")
-    lifecycle.delete(document_id)
+    deletion.delete(document_id)
     gone = "SELECT 1 FROM documents WHERE id = :id"
     remote.wait(lambda: not remote.service.rows(gone, id=document_id), "its rows are gone")
     assert remote.service.rows("SELECT 1 FROM remote_jobs WHERE state <> 'ended'") == []
@@ -316,7 +317,7 @@ def test_deleted_rows_go_when_the_last_job_has_ended(remote: Remote, desk: Desk)
     document_id = remote.add(8)
     posts = remote.live(document_id, 2)
     remote.runpod.next("cancel", twists.CUT_BEFORE, twists.CUT_BEFORE)
-    lifecycle.delete(document_id)
+    deletion.delete(document_id)
     gone = "SELECT 1 FROM documents WHERE id = :id"
     remote.wait(lambda: not remote.service.rows(gone, id=document_id), "its rows are gone")
     for post in posts:
@@ -391,7 +392,7 @@ def parked(remote: Remote, document_id: str) -> None:
 
 
 def faults(remote: Remote) -> dict[str, str]:
-    return {fault.name: fault.message for fault in health.fleet_faults(get_settings())}
+    return {fault.name: fault.message for fault in readiness.fleet_faults(get_settings())}
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 429])

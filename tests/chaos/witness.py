@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import text
 
-from rag_service.knowledgebase.engine import begin
+from rag_service.database.engine import begin
 
 _TRIGGERS = """
 CREATE TABLE seen_runs (

@@ -18,7 +18,7 @@ from sqlalchemy import text
 
 from benchmarks.corpus import MANIFEST, default_folder, read_manifest
 from benchmarks.stack import RESULTS, Stack, running_stack
-from rag_service.knowledgebase.engine import begin
+from rag_service.database.engine import begin
 from rag_service.states import TERMINAL, Stage
 from tests.corpus.expectation import PASSWORDS, Outcome, expectation_for, faults
 from tests.corpus.pipeline import REQUEST_SECONDS, Pipeline

@@ -7,8 +7,8 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
+from rag_service.documents.storage import DocumentStore, working_key
 from rag_service.errors import CorruptPdf, EncryptedPdf
-from rag_service.storage import DocumentStore, working_key
 from tests import simulation as sim
 
 

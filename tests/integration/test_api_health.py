@@ -6,9 +6,9 @@ import socket
 import pytest
 from pydantic import SecretStr
 
-from rag_service import lifecycle
-from rag_service.knowledgebase import fleet, remote_jobs, servers
-from rag_service.knowledgebase.engine import begin
+from rag_service.database.engine import begin
+from rag_service.documents import deletion
+from rag_service.jobs import live_workers, remote_jobs, server_state
 from rag_service.states import LayoutMode, Stage
 from tests.posts import held_run, live_job, open_job, read_page, settle
 from tests.simulation import ready_run
@@ -35,14 +35,14 @@ def execute(statement: str) -> None:
 @pytest.fixture
 def busy_fleet(settings):
     """Workers and maintenance as they report themselves."""
-    fleet.beat("p", Stage.PREPARE, 2)
-    fleet.beat("o", Stage.OCR, 8)
-    fleet.hold_maintenance("m", 30)
+    live_workers.heartbeat("p", Stage.PREPARE, 2)
+    live_workers.heartbeat("o", Stage.OCR, 8)
+    live_workers.hold_maintenance("m", 30)
 
 
 def test_all_is_well(start_api, busy_fleet):
     api = start_api(ocr={"base_url": SERVER})
-    servers.mark_answered(SERVER)
+    server_state.mark_answered(SERVER)
     assert ready(api) == (200, {"status": "ready", "failed": [], "degraded": []})
 
 
@@ -54,10 +54,10 @@ def test_each_missing_helper_is_named(api):
 
 def test_an_alarm_is_named_beside_the_state_and_an_outage_once(start_api, busy_fleet):
     api = start_api(ocr={"base_url": SERVER})
-    servers.mark_answered(SERVER)
-    servers.set_alarms(SERVER, {"ocr_server": "down: no answer", "no_gpu_workers": "none"})
+    server_state.mark_answered(SERVER)
+    server_state.set_alarms(SERVER, {"ocr_server": "down: no answer", "no_gpu_workers": "none"})
     assert names(ready(api)[1]["degraded"]) == ["ocr_server", "no_gpu_workers"]
-    servers.mark_out(SERVER, "refused", misconfigured=False)
+    server_state.mark_out(SERVER, "refused", misconfigured=False)
     degraded = ready(api)[1]["degraded"]
     assert names(degraded) == ["ocr_server", "no_gpu_workers"]
     assert degraded[0]["message"] == "down: refused"
@@ -67,17 +67,17 @@ def test_a_server_on_trial_is_not_called_well(start_api, busy_fleet):
     """Until its first answer all documents but one wait for it."""
     api = start_api(ocr={"base_url": SERVER})
     ready_run()
-    servers.mark_out(SERVER, "401 from the server", misconfigured=True)
-    servers.begin_trial(SERVER)
+    server_state.mark_out(SERVER, "401 from the server", misconfigured=True)
+    server_state.begin_trial(SERVER)
     assert ready(api)[1]["degraded"][0]["message"] == "trial: 401 from the server"
-    servers.mark_answered(SERVER)
+    server_state.mark_answered(SERVER)
     assert ready(api)[1]["degraded"] == []
 
 
 @pytest.mark.parametrize("misconfigured", [False, True])
 def test_an_ocr_server_in_outage_is_named_with_its_reason(start_api, busy_fleet, misconfigured):
     api = start_api(ocr={"base_url": SERVER})
-    servers.mark_out(SERVER, "401 from the server", misconfigured=misconfigured)
+    server_state.mark_out(SERVER, "401 from the server", misconfigured=misconfigured)
     status, body = ready(api)
     assert (status, names(body["degraded"])) == (200, ["ocr_server"])
     word = "misconfigured" if misconfigured else "down"
@@ -162,7 +162,7 @@ def test_an_error_that_nobody_foresaw_is_answered_without_its_details(api, monke
     def fail(_: str) -> bool:
         raise RuntimeError("details for the log")
 
-    monkeypatch.setattr(lifecycle, "cancel", fail)
+    monkeypatch.setattr(deletion, "cancel", fail)
     answer = api.client.post(f"/documents/{'0' * 32}/cancel")
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
     assert "details" not in answer.text.replace("the log has the details", "")
@@ -272,7 +272,7 @@ class TestReference:
 
 def test_a_layout_server_that_ran_here_and_is_away_is_named(start_api, busy_fleet):
     api = start_api(ocr={"base_url": SERVER, "layout": LayoutMode.AUTO})
-    servers.mark_answered(SERVER)
+    server_state.mark_answered(SERVER)
     assert ready(api)[1]["degraded"] == []
     assert "layout_up" not in api.client.get("/metrics").text
     with socket.socket(socket.AF_UNIX) as dead:
@@ -285,7 +285,7 @@ def test_a_layout_server_that_ran_here_and_is_away_is_named(start_api, busy_flee
 def test_a_layout_server_elsewhere_is_asked_by_its_url(start_api, busy_fleet):
     url = {"url": f"http://{NOBODY}"}
     api = start_api(ocr={"base_url": SERVER, "layout": LayoutMode.REGIONS}, layout=url)
-    servers.mark_answered(SERVER)
+    server_state.mark_answered(SERVER)
     assert names(ready(api)[1]["degraded"]) == ["layout_server"]
     api = start_api(ocr={"base_url": SERVER, "layout": LayoutMode.PAGE}, layout=url)
     assert ready(api)[1]["degraded"] == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rag_service.knowledgebase import remote_jobs
+from rag_service.jobs import remote_jobs
 from rag_service.states import PostReason
 from tests.conftest import Api
 from tests.posts import again, held_run, live_job, read_page, settle

@@ -9,8 +9,8 @@ import pymupdf
 import pytest
 from PIL import Image
 
+from rag_service.documents.storage import DocumentStore, source_key
 from rag_service.errors import CorruptPdf, PageTimeout
-from rag_service.storage import DocumentStore, source_key
 
 
 def code_of(answer) -> tuple[int, str]:

@@ -10,7 +10,9 @@ from contextlib import closing
 import httpx
 import pytest
 
-SERVE = "from rag_service.api.app import serve; from rag_service.settings import get_settings; "
+SERVE = (
+    "from rag_service.api.app import serve; from rag_service.config.loader import get_settings; "
+)
 SERVE += "serve(get_settings())"
 
 

@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rag_service.documents.storage import DocumentStore, source_key, working_key
 from rag_service.errors import CorruptPdf, EncryptedPdf, PageTimeout, WorkerCrashed
-from rag_service.knowledgebase import runs
+from rag_service.jobs import runs
 from rag_service.states import PageState, Stage
-from rag_service.storage import DocumentStore, source_key, working_key
 from tests import simulation as sim
 
 

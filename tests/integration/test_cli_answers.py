@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rag_service.errors import RagServiceError
-from rag_service.knowledgebase import runs
+from rag_service.jobs import runs
 from rag_service.states import RunState, Stage
 from tests import simulation as sim
 from tests.conftest import Api

@@ -7,6 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from rag_service.client import Client
+from rag_service.config.loader import Settings
 from rag_service.embedded.folder import free_port as unused_port
 from rag_service.errors import (
     ConfigurationError,
@@ -22,7 +23,6 @@ from rag_service.errors import (
     WrongPassword,
 )
 from rag_service.knowledgebase.views import Action
-from rag_service.settings import Settings
 from rag_service.states import RunState
 from tests.conftest import Api, changed_settings
 

@@ -29,7 +29,8 @@ LINES = [
 ]
 RUNNING = 'vllm:num_requests_running{model_name="pp-ocrv6-tiny"} 1.0'
 START = (
-    "from workers.cpu_ocr_server import serve; from rag_service.settings import load_settings; "
+    "from workers.servers.cpu_ocr.cpu_ocr_server import serve; "
+    "from rag_service.config.loader import load_settings; "
     "serve(load_settings())"
 )
 

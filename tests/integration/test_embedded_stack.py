@@ -20,10 +20,10 @@ import pytest
 import redis
 from sqlalchemy import create_engine, text
 
+from rag_service.config.loader import load_settings
 from rag_service.embedded import EmbeddedStack, account, postgres
 from rag_service.embedded.folder import LOCK_NAME
 from rag_service.errors import ConfigurationError, ServiceUnreachable
-from rag_service.settings import load_settings
 from tests.waiting import eventually
 
 

@@ -5,8 +5,12 @@ import threading
 
 import pytest
 
-from rag_service import intake, lifecycle
-from rag_service.broker import queue_length
+from rag_service.database import document_rows
+from rag_service.database.engine import begin
+from rag_service.documents import deletion, intake
+from rag_service.documents.incoming_file import IncomingFile
+from rag_service.documents.intake import accept, check_options, display_name
+from rag_service.documents.storage import DocumentStore, source_key, working_key
 from rag_service.errors import (
     BacklogFull,
     EmptyFile,
@@ -16,12 +20,9 @@ from rag_service.errors import (
     OptionsDiffer,
     UnsupportedType,
 )
-from rag_service.intake import accept, check_options, display_name
-from rag_service.knowledgebase import documents, runs
-from rag_service.knowledgebase.engine import begin
-from rag_service.spool import Spool
+from rag_service.jobs import runs
+from rag_service.jobs.wake_ups import queue_length
 from rag_service.states import LayoutMode, PageState, Priority, RunState, Stage
-from rag_service.storage import DocumentStore, source_key, working_key
 from tests import simulation as sim
 from tests.conftest import changed_settings
 from tests.simulation import at_once, claim, document_row, newest_run
@@ -39,7 +40,7 @@ def store(settings):
 def upload(settings, store):
     def send(content=PDF, filename="a.pdf", decrypted=None, **wishes):
         options = check_options(wishes.pop("settings", settings), **wishes)
-        with Spool(settings) as spool:
+        with IncomingFile(settings) as spool:
             spool.write(content)
             return accept(settings, store, spool, filename, options, decrypted=decrypted)
 
@@ -54,7 +55,7 @@ def end(how):
     elif how is RunState.FAILED:
         runs.fail(run, EncryptedPdf())
     elif how is RunState.CANCELLED:
-        lifecycle.cancel(run.document_id)
+        deletion.cancel(run.document_id)
     return run
 
 
@@ -103,20 +104,20 @@ def test_another_collection_is_another_document_with_the_same_bytes(upload):
 
 def test_a_deleted_file_may_come_again_at_once(upload, store):
     first = upload()
-    lifecycle.delete(first.id)
+    deletion.delete(first.id)
     second = upload()
     assert (second.duplicate, second.id != first.id) == (False, True)
-    assert lifecycle.remove_hidden(store) == 1
+    assert deletion.remove_hidden(store) == 1
     assert stored(store), "the new document's bytes went with the old one"
 
 
 def test_bytes_go_with_their_last_reference(upload, store):
     first, second = upload(), upload(collection="other")
-    lifecycle.delete(first.id)
-    lifecycle.remove_hidden(store)
+    deletion.delete(first.id)
+    deletion.remove_hidden(store)
     assert stored(store)
-    lifecycle.delete(second.id)
-    lifecycle.remove_hidden(store)
+    deletion.delete(second.id)
+    deletion.remove_hidden(store)
     assert not stored(store)
 
 
@@ -133,7 +134,7 @@ def test_what_is_refused_leaves_nothing(upload, settings, content, error):
 def test_a_full_backlog_refuses(upload, settings, store):
     upload()
     full = changed_settings(settings, limits={"max_backlog": 1})
-    with Spool(full) as spool:
+    with IncomingFile(full) as spool:
         spool.write(PDF + b"other")
         with pytest.raises(BacklogFull):
             accept(full, store, spool, "b.pdf", check_options(full))
@@ -184,8 +185,8 @@ def test_a_decrypted_copy_is_the_documents_own(upload, store, tmp_path):
     key = working_key(accepted.id)
     assert document_row(accepted.id).source_key == key
     assert not stored(store)
-    lifecycle.delete(accepted.id)
-    lifecycle.remove_hidden(store)
+    deletion.delete(accepted.id)
+    deletion.remove_hidden(store)
     assert not stored(store, key)
 
 
@@ -229,15 +230,15 @@ def test_an_upload_is_never_lost_to_a_delete_of_the_same_file(upload, store):
         old = upload()
         end(RunState.FAILED)
         accepted, *_ = at_once(
-            upload, lambda old=old: lifecycle.delete(old.id), lambda: lifecycle.remove_hidden(store)
+            upload, lambda old=old: deletion.delete(old.id), lambda: deletion.remove_hidden(store)
         )
         row = sim.rows("SELECT deleted_at FROM documents WHERE id = :id", id=accepted.id)
         if accepted.id != old.id:
             assert row[0].deleted_at is None
             assert newest_run(accepted.id).state == RunState.QUEUED
             assert stored(store)
-            lifecycle.delete(accepted.id)
-        while lifecycle.remove_hidden(store):
+            deletion.delete(accepted.id)
+        while deletion.remove_hidden(store):
             pass
         assert not stored(store)
         assert sim.rows("SELECT 1 FROM runs") == []
@@ -253,7 +254,7 @@ def test_an_upload_whose_document_is_deleted_under_its_hands_becomes_a_new_one(
 
     def slow(connection, document_id, *args, **wishes):
         if deletes:
-            thread = threading.Thread(target=lifecycle.delete, args=(deletes.pop(),))
+            thread = threading.Thread(target=deletion.delete, args=(deletes.pop(),))
             thread.start()
             thread.join()
         return add_run(connection, document_id, *args, **wishes)
@@ -267,7 +268,7 @@ def test_an_upload_whose_document_is_deleted_under_its_hands_becomes_a_new_one(
 def test_a_reprocess_that_comes_between_makes_the_upload_a_duplicate(upload, monkeypatch):
     first = upload()
     end(RunState.FAILED)
-    find, redo = documents.find_by_content, [first.id]
+    find, redo = document_rows.find_by_content, [first.id]
 
     def stale(connection, *args):
         known = find(connection, *args)

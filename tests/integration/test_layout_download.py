@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rag_service.errors import ConfigurationError
-from rag_service.layout.download import ensure_model
+from rag_service.layout.model_download import ensure_model
 
 CONFIG = b'{"model_type": "pp_doclayout_v3"}'
 WEIGHTS = bytes(range(256)) * 12000

@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from rag_service.config.loader import Settings, load_settings
 from rag_service.errors import ConfigurationError, LayoutUnavailable, PageUnrenderable
-from rag_service.layout.client import LayoutClient, get, readiness
-from rag_service.layout.types import PageLayout
-from rag_service.settings import Settings, load_settings
-from rag_service.telemetry import Telemetry
+from rag_service.layout.layout_client import LayoutClient, get, readiness
+from rag_service.layout.page_layout import PageLayout
+from rag_service.monitoring.metrics import Telemetry
 from tests.fakes.sheets import TWO_COLUMNS, blank, two_columns
 from tests.net import free_port
 from tests.processes import Program, Programs
-from workers.layout_supervisor import LayoutSupervisor
+from workers.servers.layout.layout_supervisor import LayoutSupervisor
 
 T = TypeVar("T")
 SERVER = [sys.executable, "-m", "rag_service.cli.main", "layout-server"]
@@ -102,7 +102,11 @@ def metric(settings: Settings, name: str) -> float:
 
 
 def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "workers.layout_server" in p.cmdline()]
+    return [
+        p
+        for p in psutil.Process().children()
+        if "workers.servers.layout.layout_server" in p.cmdline()
+    ]
 
 
 def test_a_page_is_found_in_reading_order_and_an_empty_one_is_empty(
@@ -216,8 +220,8 @@ def test_a_second_supervisor_uses_the_server_that_is_there(supervise, set_up, sh
 def test_the_server_ends_with_the_process_that_started_it(set_up, tmp_path) -> None:
     settings = set_up()
     code = (
-        "import time; from rag_service.settings import load_settings; "
-        "from workers.layout_supervisor import LayoutSupervisor; "
+        "import time; from rag_service.config.loader import load_settings; "
+        "from workers.servers.layout.layout_supervisor import LayoutSupervisor; "
         "LayoutSupervisor(load_settings()).start(); print('up', flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from rag_service import lifecycle
+from rag_service.documents import deletion
+from rag_service.documents.storage import DocumentStore, working_key
 from rag_service.errors import LeaseLost, NotFound, StorageUnavailable
-from rag_service.knowledgebase import catalogue, leases, runs
+from rag_service.jobs import leases, runs
+from rag_service.knowledgebase import document_queries
 from rag_service.states import PageState, RunState
-from rag_service.storage import DocumentStore, working_key
 from tests import simulation as sim
 from tests.simulation import at_once, claim, document_row, newest_run
 
@@ -29,17 +30,17 @@ def put(store, document_id, key=None):
 
 def test_cancel_tells_whether_anything_was_at_work(settings):
     document_id = sim.add_document()
-    assert lifecycle.cancel(document_id)
-    assert not lifecycle.cancel(document_id)
+    assert deletion.cancel(document_id)
+    assert not deletion.cancel(document_id)
     assert newest_run(document_id).state == RunState.CANCELLED
     with pytest.raises(NotFound):
-        lifecycle.cancel("unknown")
+        deletion.cancel("unknown")
 
 
 def test_the_holder_of_a_cancelled_run_learns_of_it(settings):
     sim.add_document()
     run = claim()
-    lifecycle.cancel(run.document_id)
+    deletion.cancel(run.document_id)
     assert not leases.renew(run, settings.lease)
     with pytest.raises(LeaseLost):
         sim.plan(run, PageState.NATIVE)
@@ -47,16 +48,16 @@ def test_the_holder_of_a_cancelled_run_learns_of_it(settings):
 
 def test_pages_that_were_done_outlive_a_cancel(settings):
     run = sim.ready_run(PageState.NATIVE)
-    lifecycle.cancel(run.document_id)
+    deletion.cancel(run.document_id)
     assert sim.page_row(run.id, 2).state == PageState.NATIVE
 
 
 def test_a_deleted_document_is_gone_for_people_at_once(settings):
     document_id = sim.add_document()
-    lifecycle.delete(document_id)
-    assert catalogue.get_document(document_id, None) is None
+    deletion.delete(document_id)
+    assert document_queries.get_document(document_id, None) is None
     assert newest_run(document_id).state == RunState.CANCELLED
-    for action in (lifecycle.delete, lifecycle.cancel):
+    for action in (deletion.delete, deletion.cancel):
         with pytest.raises(NotFound):
             action(document_id)
 
@@ -64,47 +65,47 @@ def test_a_deleted_document_is_gone_for_people_at_once(settings):
 def test_removal_takes_rows_and_bytes_of_deleted_documents_only(store):
     kept, gone = sim.add_document(), sim.add_document()
     keys = [put(store, document_id) for document_id in (kept, gone)]
-    lifecycle.delete(gone)
-    assert lifecycle.remove_hidden(store) == 1
+    deletion.delete(gone)
+    assert deletion.remove_hidden(store) == 1
     assert [store.exists(key) for key in keys] == [True, False]
     assert [row.id for row in sim.rows("SELECT id FROM documents")] == [kept]
-    assert lifecycle.remove_hidden(store) == 0
+    assert deletion.remove_hidden(store) == 0
 
 
 def test_bytes_that_cannot_be_removed_now_are_removed_later(store, monkeypatch):
     document_id = sim.add_document()
     key = put(store, document_id)
-    lifecycle.delete(document_id)
+    deletion.delete(document_id)
 
     def away(_):
         raise StorageUnavailable
 
     with monkeypatch.context() as outage:
         outage.setattr(store, "delete", away)
-        assert lifecycle.remove_hidden(store) == 0
+        assert deletion.remove_hidden(store) == 0
     assert store.exists(key)
-    assert lifecycle.remove_hidden(store) == 1
+    assert deletion.remove_hidden(store) == 1
     assert not store.exists(key)
 
 
 def test_a_decrypted_copy_that_no_row_names_goes_too(store):
     document_id = sim.add_document()
     key = put(store, document_id, working_key(document_id))
-    lifecycle.delete(document_id)
-    lifecycle.remove_hidden(store)
+    deletion.delete(document_id)
+    deletion.remove_hidden(store)
     assert not store.exists(key)
 
 
 def test_removal_works_through_many_a_part_at_a_time(store):
     for _ in range(5):
-        lifecycle.delete(sim.add_document())
-    assert [lifecycle.remove_hidden(store, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+        deletion.delete(sim.add_document())
+    assert [deletion.remove_hidden(store, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_a_worker_may_be_anywhere_when_its_document_is_removed(store):
     run = sim.ready_run()
-    lifecycle.delete(run.document_id)
-    lifecycle.remove_hidden(store)
+    deletion.delete(run.document_id)
+    deletion.remove_hidden(store)
     with pytest.raises(LeaseLost):
         sim.read(run, 1)
 
@@ -123,12 +124,12 @@ def test_delete_removal_and_finish_at_once_never_deadlock(store):
         sim.plan(run, PageState.NATIVE)
         outcomes = at_once(
             lambda run=run: ended(run),
-            lambda document_id=document_id: lifecycle.delete(document_id),
-            lambda: lifecycle.remove_hidden(store),
+            lambda document_id=document_id: deletion.delete(document_id),
+            lambda: deletion.remove_hidden(store),
             lambda task=run: leases.release_worker("worker"),
         )
         assert not [one for one in outcomes if isinstance(one, Exception)]
-        lifecycle.remove_hidden(store)
+        deletion.remove_hidden(store)
         assert sim.rows("SELECT 1 FROM documents") == []
 
 
@@ -144,7 +145,7 @@ def test_no_run_outlives_a_delete_that_comes_at_the_same_time(settings):
         document_id = sim.processed_document(PageState.NATIVE)
         outcomes = at_once(
             lambda document_id=document_id: redo(document_id),
-            lambda document_id=document_id: lifecycle.delete(document_id),
+            lambda document_id=document_id: deletion.delete(document_id),
         )
         assert not [one for one in outcomes if isinstance(one, Exception)]
         assert sim.rows("SELECT 1 FROM runs WHERE state = 'queued'") == []

@@ -4,13 +4,13 @@ import logging
 
 import pytest
 
-from rag_service.knowledgebase import fleet
-from rag_service.memory import available_mib, has_room
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.jobs import live_workers
+from rag_service.runtime.memory import available_mib, has_room
 from rag_service.states import RunState, Stage
 from tests import simulation as sim
-from workers.memory_gate import MemoryGate
-from workers.stage import work_on_next
+from workers.memory_guard import MemoryGuard
+from workers.run_loop import work_on_next
 
 # No machine has so much.
 TOO_MUCH = str(1 << 40)
@@ -47,7 +47,7 @@ def test_an_ocr_fork_claims_nothing_and_a_prepare_fork_goes_on(guard):
 
 def test_the_fork_says_once_that_it_waits_and_once_that_it_goes_on(guard, caplog):
     caplog.set_level(logging.INFO)
-    gate, short = MemoryGate(), guard()
+    gate, short = MemoryGuard(), guard()
     assert [gate.is_open(short), gate.is_open(short), gate.is_open(guard("1"))] == [
         False,
         False,
@@ -58,10 +58,10 @@ def test_the_fork_says_once_that_it_waits_and_once_that_it_goes_on(guard, caplog
 
 
 def test_nobody_rings_for_forks_that_claim_nothing(database):
-    fleet.beat("short", Stage.OCR, 8, low_memory=True)
-    assert fleet.doorbells_wanted(fleet.loads(Stage.OCR), 5, 5) == 0
-    fleet.beat("other", Stage.OCR, 2)
-    assert fleet.doorbells_wanted(fleet.loads(Stage.OCR), 5, 5) == 2
+    live_workers.heartbeat("short", Stage.OCR, 8, low_memory=True)
+    assert live_workers.wake_ups_wanted(live_workers.loads(Stage.OCR), 5, 5) == 0
+    live_workers.heartbeat("other", Stage.OCR, 2)
+    assert live_workers.wake_ups_wanted(live_workers.loads(Stage.OCR), 5, 5) == 2
 
 
 async def _never(_: object) -> None:

@@ -18,11 +18,12 @@ import pymupdf
 import pytest
 from PIL import Image
 
-from rag_service.pdf.document import PdfWorker
-from rag_service.pdf.types import OcrMode
-from rag_service.runpod.payload import Envelope, Payload, PayloadMaker, Refused
-from rag_service.runpod.wire import InlineDocument, JobInput
-from rag_service.settings import Settings, load_settings
+from rag_service.config.loader import Settings, load_settings
+from rag_service.pdf.session import PdfSession
+from rag_service.runpod.job_body import Envelope
+from rag_service.runpod.job_format import InlineDocument, JobInput
+from rag_service.runpod.payload import PageRefused, Payload, PayloadMaker
+from rag_service.states import OcrMode
 from tests.fakes import heavy_scans, pdf_samples
 
 PDF = "application/pdf"
@@ -46,11 +47,11 @@ def envelope(pages: Sequence[int]) -> Envelope:
 
 def made(
     source: Path, pages: Sequence[int], media_type: str = PDF, **changes: Any
-) -> list[Payload | Refused]:
+) -> list[Payload | PageRefused]:
     chosen = settings(**changes)
 
-    async def work() -> list[Payload | Refused]:
-        async with PdfWorker(chosen.pdf, 1000) as pdf:
+    async def work() -> list[Payload | PageRefused]:
+        async with PdfSession(chosen.pdf, 1000) as pdf:
             maker = PayloadMaker(chosen, pdf, source, media_type, "scan ü.pdf")
             return [each async for each in maker.make(pages, envelope)]
 
@@ -84,7 +85,7 @@ def received(payload: Payload, folder: Path) -> Received:
     return Received(job.pages, job.document.encoding, heavy_scans.picture_sizes(file), sheets)
 
 
-def codes(payload: Payload | Refused) -> list[str]:
+def codes(payload: Payload | PageRefused) -> list[str]:
     assert isinstance(payload, Payload)
     return [warning.code for warning in payload.warnings]
 
@@ -137,7 +138,7 @@ def test_text_comes_from_the_original_whatever_is_sent(tmp_path: Path) -> None:
 
     async def work() -> list[str]:
         chosen = settings(max_body_bytes=700_000)
-        async with PdfWorker(chosen.pdf, 100) as pdf:
+        async with PdfSession(chosen.pdf, 100) as pdf:
             await pdf.open(source, PDF)
             maker = PayloadMaker(chosen, pdf, source, PDF, "a.pdf")
             payloads = [each async for each in maker.make([1, 2, 3], envelope)]
@@ -192,7 +193,7 @@ def test_a_single_page_is_made_coarser_step_by_step_and_never_below_100_dpi(
         [warning] = payload.warnings
         assert (warning.code, message in warning.message) == (code, True)
     [refused] = made(heavy, [4], max_body_bytes=10_000)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, PageRefused)
     assert (refused.page, refused.error.code) == (4, "payload_too_large")
     assert "runpod.max_body_bytes is 10000" in refused.error.message
 
@@ -207,7 +208,7 @@ def test_a_page_that_no_job_can_hold_costs_itself_only(tmp_path: Path) -> None:
             page.insert_image(page.rect, stream=sheet)
         document.save(source)
     outcomes = made(source, range(1, 8), shrink=False, workers=1, max_body_bytes=400_000)
-    [refused] = [each for each in outcomes if isinstance(each, Refused)]
+    [refused] = [each for each in outcomes if isinstance(each, PageRefused)]
     assert (refused.page, refused.error.code) == (4, "payload_too_large")
     assert "pdf.downsample_oversized" in refused.error.message
     order = [p for each in outcomes for p in (each.pages if isinstance(each, Payload) else [4])]
@@ -235,7 +236,7 @@ def test_a_damaged_picture_among_good_ones_costs_itself_only(tmp_path: Path) -> 
     content[offset : offset + 300] = os.urandom(300)
     source.write_bytes(content)
     outcomes = made(source, [1, 2, 3, 4, 5], "image/tiff")
-    [refused] = [each for each in outcomes if isinstance(each, Refused)]
+    [refused] = [each for each in outcomes if isinstance(each, PageRefused)]
     assert (refused.page, refused.error.code) == (3, "page_unrenderable")
     good = [received(each, tmp_path) for each in outcomes if isinstance(each, Payload)]
     assert [(job.pages, job.sheets) for job in good] == [([1, 2], 2), ([4, 5], 2)]

@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from rag_service.knowledgebase import catalogue, pages, runs
-from rag_service.parsers.base import PageResult, Region
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.documents.storage import DocumentStore
+from rag_service.jobs import run_pages, runs
+from rag_service.knowledgebase import document_queries
+from rag_service.parsers.contract import PageResult, Region
 from rag_service.states import LayoutMode, PageState, Stage
-from rag_service.storage import DocumentStore
 from tests import simulation as sim
 from tests.fakes.runpod_service import read_all
 from tests.remote import open_remote
-from workers.held_run import HeldRun
+from workers.run_guard import RunGuard
 
 TITLE = {"index": 0, "label": "doc_title", "bbox_2d": [90, 40, 910, 80], "content": "# A title"}
 TEXT = {"index": 1, "label": "text", "bbox_2d": [90, 100, 910, 700], "content": "Some text."}
@@ -38,7 +39,7 @@ class ByRegions:
 
 
 def shown(run):
-    page = catalogue.get_page(run.id, 1)
+    page = document_queries.get_page(run.id, 1)
     return [region.model_dump(mode="json") for region in page.regions]
 
 
@@ -60,7 +61,7 @@ def test_a_worker_reads_as_its_run_says_and_keeps_the_regions(held_run, settings
     monkeypatch.setattr(ocr_worker, "make_parser", lambda name, settings: parser)
 
     async def work():
-        async with HeldRun(held_run, settings) as held:
+        async with RunGuard(held_run, settings) as held:
             await ocr_worker.read_run(held)
 
     assert settings.ocr.layout is not LayoutMode.REGIONS
@@ -76,7 +77,7 @@ def test_pages_that_are_taken_over_keep_their_regions(settings):
     sim.read(held, 1, regions=[TITLE, TEXT])
     runs.finish(held)
     sim.add_run(first.document_id)
-    assert pages.reuse(again := sim.claim()) == 1
+    assert run_pages.reuse(again := sim.claim()) == 1
     assert shown(again) == [TITLE, TEXT]
 
 

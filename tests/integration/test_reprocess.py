@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rag_service import lifecycle
-from rag_service import reprocess as redoing
-from rag_service.broker import queue_length
+from rag_service.documents import deletion
+from rag_service.documents import reprocess as redoing
+from rag_service.documents.reprocess import Change, check_change
 from rag_service.errors import EncryptedPdf, InvalidOptions, NotFound, WorkerCrashed
-from rag_service.knowledgebase import pages, runs
+from rag_service.jobs import run_pages, runs
+from rag_service.jobs.wake_ups import queue_length
 from rag_service.knowledgebase.selection import Selectors
-from rag_service.reprocess import Change, check_change
 from rag_service.states import PageState, Priority, RunState, Stage
 from tests import simulation as sim
 from tests.conftest import changed_settings
@@ -40,7 +40,7 @@ def test_the_failed_pages_alone_are_read_again(redo, failed):
     assert newest_run(failed).id == done.run_id
     run = claim()
     assert run.reuse_pages
-    assert pages.reuse(run) == 2
+    assert run_pages.reuse(run) == 2
     assert queue_length(Stage.PREPARE) == 1
 
 
@@ -142,7 +142,7 @@ def test_a_document_that_is_deleted_meanwhile_stops_nobody(redo, failed, monkeyp
 
     def then_delete(*args):
         found = select(*args)
-        lifecycle.delete(failed)
+        deletion.delete(failed)
         return found
 
     monkeypatch.setattr(redoing, "select_documents", then_delete)
@@ -158,7 +158,7 @@ def test_two_that_redo_at_once_make_one_run(redo, failed):
         outcomes = at_once(*[lambda: redo(failed)[0].action] * 4)
         assert sorted(outcomes) == ["queued"] + ["skipped_active"] * 3
         assert newest_run(failed).number == number
-        lifecycle.cancel(failed)
+        deletion.cancel(failed)
 
 
 def test_the_old_text_answers_until_the_new_run_has_ended(redo):
@@ -213,7 +213,7 @@ def redone_pages(done):
     """The pages that the new run has to read, once it has taken over what it may."""
     run = claim()
     assert run.id == done.run_id
-    assert pages.reuse(run) == done.pages_reused
+    assert run_pages.reuse(run) == done.pages_reused
     return {1, 2, 3} - sim.planned_numbers(run)
 
 

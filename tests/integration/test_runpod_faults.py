@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from rag_service.settings import load_settings
+from rag_service.config.loader import load_settings
 from tests.fakes import runpod_twists as twists
 from tests.fakes.runpod_service import Call, read_all
 from tests.fakes.runpod_twists import HONEST, Twist, failed_after, refused, says, slow

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rag_service import health
-from rag_service.health import Fault
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.monitoring import readiness
+from rag_service.monitoring.readiness import Fault
 from tests.fakes.runpod_service import read_all
 from tests.fakes.runpod_twists import HONEST, refused
 from tests.remote import Remote, open_remote
@@ -58,7 +58,7 @@ class Endpoint:
 
 def faults() -> list[str]:
     """What /health/ready says of the server that reads pages."""
-    found: list[Fault] = health.fleet_faults(get_settings())
+    found: list[Fault] = readiness.fleet_faults(get_settings())
     return [fault.message for fault in found if fault.name == "ocr_server"]
 
 
@@ -92,7 +92,7 @@ def test_runpod_that_cannot_be_reached_is_found_out_at_the_first_post(endpoint: 
     endpoint.parked(document_id)
     assert endpoint.runpod.base_url in endpoint.fault("down: ")
     assert [post.outcome for post in endpoint.remote.rows(document_id)] == ["refused"]
-    assert endpoint.logged("WARNING workers.stage") == 1
+    assert endpoint.logged("WARNING workers.run_loop") == 1
     assert endpoint.logged("(GLMOCR_BASE_URL) is not used") == 1, "by one of three processes"
     endpoint.open.set()
     endpoint.runpod.listen()
@@ -143,10 +143,10 @@ def test_jobs_that_cannot_be_asked_for_are_an_outage_that_is_said_once(endpoint:
     remote.live(document_id)
     remote.wait(lambda: remote.view(document_id).waiting_for == "remote_job", "it is posted")
     assert remote.view(document_id).status == "ocr", "a fork follows it all the same"
-    before = endpoint.logged("WARNING workers.remote_watch")
+    before = endpoint.logged("WARNING workers.remote.endpoint_watch")
     endpoint.runpod.refuse()
     endpoint.fault("down: ")
-    said = lambda: endpoint.logged("WARNING workers.remote_watch") - before  # noqa: E731
+    said = lambda: endpoint.logged("WARNING workers.remote.endpoint_watch") - before  # noqa: E731
     remote.wait(lambda: said() == 1, "maintenance warns")
     endpoint.runpod.listen()
     remote.wait(lambda: not faults(), "it clears by itself")

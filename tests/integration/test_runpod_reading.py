@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rag_service.errors import PageTimeout
-from rag_service.pdf.document import PdfWorker
+from rag_service.pdf.session import PdfSession
 from tests.fakes import pdf_samples as samples
 from tests.fakes.opened import on
-from workers.runpod_handler.reading import Document
+from workers.runpod_handler.page_reading import JobPages
 
 WHOLE = (0, 0, 1000, 1000)
 
@@ -18,8 +18,8 @@ WHOLE = (0, 0, 1000, 1000)
 def test_pages_answer_by_their_original_numbers(tmp_path: Path) -> None:
     path = samples.joined(tmp_path / "some.pdf", samples.prose_page(), samples.prose_page("x"))
 
-    async def work(worker: PdfWorker) -> None:
-        document = Document(worker, [5, 9])
+    async def work(worker: PdfSession) -> None:
+        document = JobPages(worker, [5, 9])
         assert (await document.render(9, 72)).number == 9
         assert (await document.look(9, 72)).number == 9
         assert await document.crops(9, 72, [WHOLE]) == await worker.crops(2, 72, [WHOLE])
@@ -31,8 +31,8 @@ def test_errors_speak_of_the_original_page(tmp_path: Path) -> None:
     path = tmp_path / "hang.pdf"
     path.write_bytes(samples.endless_page())
 
-    async def work(worker: PdfWorker) -> None:
-        document = Document(worker, [40])
+    async def work(worker: PdfSession) -> None:
+        document = JobPages(worker, [40])
         for ask in (
             lambda: document.render(40, 72),
             lambda: document.look(40, 72),

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from rag_service.knowledgebase import remote_jobs, servers
-from rag_service.knowledgebase.remote_jobs import JobRow
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.jobs import remote_jobs, server_state
+from rag_service.jobs.remote_jobs import JobRow
 from tests import simulation as sim
 from tests.fakes.runpod_service import RunPodService
 from tests.fakes.runpod_twists import CUT_BEFORE, HONEST, HTML, Twist, refused
 from tests.posts import held_run, new_job, read_page, settle
-from workers.remote_watch import EndpointWatch
+from workers.remote.endpoint_watch import EndpointWatch
 
 GONE = [refused(500), refused(429), HTML, CUT_BEFORE]
 
@@ -44,7 +44,7 @@ class Watched:
     def look(self, times: int = 1) -> dict[str, str]:
         for _ in range(times):
             asyncio.run(self.watch.look())
-        record = servers.get(get_settings().page_server or "")
+        record = server_state.get(get_settings().page_server or "")
         assert record is not None
         return dict(record.alarms)
 
@@ -66,7 +66,7 @@ def _live_job(runpod: RunPodService) -> JobRow:
     job_id = remote_jobs.open_job(run, new, most_live=64)
     assert job_id is not None
     remote_jobs.store_remote_id(job_id, "remote")
-    servers.mark_answered(get_settings().page_server or "")
+    server_state.mark_answered(get_settings().page_server or "")
     return remote_jobs.jobs_of(run.id)[0]
 
 

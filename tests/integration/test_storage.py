@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from localbucket import S3Handler
 
+from rag_service.config.loader import load_settings
+from rag_service.documents.storage import DocumentStore, source_key, working_key
 from rag_service.errors import ConfigurationError, SourceMissing, StorageUnavailable
-from rag_service.settings import load_settings
-from rag_service.storage import DocumentStore, source_key, working_key
 
 MIB = 1024 * 1024
 

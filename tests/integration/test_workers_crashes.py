@@ -6,9 +6,9 @@ import threading
 import psutil
 import pytest
 
-from rag_service import broker
+from rag_service.database import engine
 from rag_service.errors import ServiceUnreachable
-from rag_service.knowledgebase import engine, servers
+from rag_service.jobs import server_state, wake_ups
 from rag_service.states import Stage
 from tests.fakes import ocr_server as fake
 from tests.fakes.scans import new_number, pdf, scan
@@ -34,7 +34,7 @@ def running(stack, tmp_path_factory):
 def service(running):
     """The service with a healthy server."""
     running.ocr.reset()
-    servers.mark_answered(running.ocr.url)
+    server_state.mark_answered(running.ocr.url)
     yield running
     assert running.ocr.doubled == []
 
@@ -257,10 +257,10 @@ def test_forks_made_after_the_parent_used_the_database_share_nothing_with_it(ser
     service.programs.wait_until(replaced, "the forks are replaced")
     beginning = len(service.prepare.text)
     for _ in range(200):
-        assert broker.ring(Stage.PREPARE, "0" * 32, "spare")
+        assert wake_ups.notify(Stage.PREPARE, "0" * 32, "spare")
     scans = [service.add(scan(new_number(), 1), ocr="off") for _ in range(20)]
     assert [service.wait_for(one).status for one in scans] == ["processed"] * 20
-    quiet = lambda: broker.queue_length(Stage.PREPARE) == 0  # noqa: E731
+    quiet = lambda: wake_ups.queue_length(Stage.PREPARE) == 0  # noqa: E731
     service.programs.wait_until(quiet, "all doorbells are answered")
     assert "PostgreSQL does not do its part" not in service.prepare.text[beginning:]
     assert "Traceback" not in service.prepare.text[beginning:]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from rag_service.layout.client import readiness
-from rag_service.settings import load_settings
+from rag_service.config.loader import load_settings
+from rag_service.layout.layout_client import readiness
 from tests.fakes.ocr_server import Gate, Reply
 from tests.fakes.sheets import scanned
 from tests.processes import Program, is_alive, kill
@@ -28,7 +28,9 @@ def service(stack, tmp_path_factory) -> Iterator[Service]:
 
 def layout_server(worker: Program) -> int:
     (pid,) = [
-        pid for pid in worker.forks() if "workers.layout_server" in psutil.Process(pid).cmdline()
+        pid
+        for pid in worker.forks()
+        if "workers.servers.layout.layout_server" in psutil.Process(pid).cmdline()
     ]
     return pid
 

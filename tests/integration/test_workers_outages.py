@@ -2,7 +2,7 @@
 
 import pytest
 
-from rag_service.knowledgebase import occupancy, servers
+from rag_service.jobs import server_load, server_state
 from tests.fakes import ocr_server as fake
 from tests.service import Scan, open_service
 
@@ -23,7 +23,7 @@ def running(stack, tmp_path_factory):
 def service(running):
     """The service with a healthy server and no document at work."""
     running.ocr.reset()
-    servers.mark_answered(running.ocr.url)
+    server_state.mark_answered(running.ocr.url)
     yield running
     assert running.ocr.doubled == []
 
@@ -60,7 +60,7 @@ def test_a_server_that_is_away_parks_its_documents_and_one_page_tries_it_again(s
 
 
 def test_what_a_fork_has_open_is_known_while_it_reads_and_forgotten_with_the_document(service):
-    wait_until, told = service.programs.wait_until, lambda: occupancy.in_flight(service.ocr.url)
+    wait_until, told = service.programs.wait_until, lambda: server_load.in_flight(service.ocr.url)
     service.ocr.default = fake.Reply(delay=1.0)
     one = Scan(service, 30)
     wait_until(lambda: told() > 0, "what is open is told")

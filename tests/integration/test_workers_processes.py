@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from rag_service import broker
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.jobs import wake_ups
 from rag_service.states import Stage
 from tests.fakes.scans import new_number, scan
 from tests.service import Scan, open_service
@@ -66,8 +66,8 @@ def test_a_worker_with_no_server_to_read_with_does_not_start(service, variables,
 
 
 def test_nothing_but_json_is_taken_from_the_broker(service):
-    broker._sender().send_task(
-        broker.TASK_NAMES[Stage.PREPARE],
+    wake_ups._sender().send_task(
+        wake_ups.TASK_NAMES[Stage.PREPARE],
         kwargs={"run_id": "0" * 32},
         queue=Stage.PREPARE.value,
         serializer="pickle",
@@ -90,10 +90,10 @@ def broker_away(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
         get_settings.cache_clear()
-        broker._sender.cache_clear()
+        wake_ups._sender.cache_clear()
         yield
     get_settings.cache_clear()
-    broker._sender.cache_clear()
+    wake_ups._sender.cache_clear()
 
 
 def test_a_document_whose_doorbell_never_rang_is_found_and_a_long_outage_ends_by_name(

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
+from rag_service.config.loader import get_settings
 from rag_service.errors import ConfigurationError
-from rag_service.knowledgebase import servers
-from rag_service.settings import get_settings
+from rag_service.jobs import server_state
 from rag_service.states import RunState, ServerState, Stage
 from tests import simulation as sim
 
@@ -35,7 +35,7 @@ def test_a_worker_without_a_key_parks_what_it_cannot_post(
     assert "waits for the OCR server" in work_off(ocr_worker)
     row = sim.run_row(run.id)
     assert (row.state, row.error_code, row.crashes) == (RunState.READY, None, 0)
-    record = servers.get(get_settings().page_server or "")
+    record = server_state.get(get_settings().page_server or "")
     assert record is not None
     assert record.state is ServerState.MISCONFIGURED
     assert "RUNPOD_API_KEY" in record.message
@@ -52,6 +52,6 @@ def test_whatever_setting_is_wrong_no_document_fails_for_it(
     run = sim.ready_run()
     work_off(ocr_worker)
     assert sim.run_row(run.id).state == RunState.READY
-    record = servers.get("http://ocr.example")
+    record = server_state.get("http://ocr.example")
     assert record is not None
     assert "not a bucket" in record.message

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.layout.types import Task
-from rag_service.parsers.base import Region
-from rag_service.parsers.blocks import (
+from rag_service.layout.page_layout import Task
+from rag_service.parsers.block_markdown import (
     PROMPTS,
     content_for,
     join_blocks,
     page_markdown,
     whole_page,
 )
+from rag_service.parsers.contract import Region
 
 TABLE = '<table border="1">\n<tr><td>Rent</td><td>12.00</td></tr>\n</table>'
 

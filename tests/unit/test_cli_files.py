@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_service.cli.files import find_files, require_regular
+from rag_service.cli.input_files import find_files, require_regular
 from rag_service.errors import Unreadable
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_service.cli.logs import LogFollower
+from rag_service.cli.log_follower import LogFollower
 
 
 def test_what_is_appended_is_shown_under_the_name(

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from rag_service.cli.plan import (
+from rag_service.cli.start_plan import (
     PROGRAMS,
-    Plan,
+    StartPlan,
     child_environment,
     cpu_ocr_url,
     embedded_ocr_environment,
 )
-from rag_service.settings import CONFIG_VARIABLE, is_chosen, load_settings
+from rag_service.config.loader import CONFIG_VARIABLE, is_chosen, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -58,14 +58,14 @@ def test_children_do_not_get_the_variables_that_were_warned_about() -> None:
 
 
 def test_programs_stop_in_the_order_api_workers_maintenance_ocr_server(tmp_path: Path) -> None:
-    plan = Plan(load_settings(), tmp_path, drain_seconds=60)
+    plan = StartPlan(load_settings(), tmp_path, drain_seconds=60)
     started = [plan.ocr_server(), *plan.workers(), plan.api(), plan.flower()]
     assert [program.name for program in started] == list(PROGRAMS)
     assert [program.name for program in plan.prepare_only()] == ["maintenance", "prepare"]
 
 
 def test_workers_get_their_time_to_drain(tmp_path: Path) -> None:
-    plan = Plan(load_settings(), tmp_path, drain_seconds=60)
+    plan = StartPlan(load_settings(), tmp_path, drain_seconds=60)
     for program in plan.workers():
         assert program.name == "maintenance" or program.stop_seconds > 60
 

@@ -5,9 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.cli.rendering import Format, document, page, plain_text
+from rag_service.cli.document_formats import Format, document, page, plain_text
+from rag_service.knowledgebase.document_markdown import document_head
 from rag_service.knowledgebase.views import ErrorView
-from rag_service.markdown import document_head
 from rag_service.states import PageState, RunState
 from tests.views import page_view, view
 

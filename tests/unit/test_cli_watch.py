@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rag_service.cli.watch import follow
+from rag_service.cli.progress import follow
 from rag_service.errors import NotFound, ServiceUnreachable
 from rag_service.knowledgebase.views import DocumentView, PageCounts, RunView
 from rag_service.states import RunState
@@ -73,7 +73,7 @@ def test_parked_documents_at_the_head_do_not_hide_the_others() -> None:
 
 def test_a_service_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("rag_service.cli.watch.time.sleep", waits.append)
+    monkeypatch.setattr("rag_service.cli.progress.time.sleep", waits.append)
     script = Script(a=[ServiceUnreachable(), ServiceUnreachable(), look("a", RunState.PROCESSED)])
     assert list(follow(["a"], script, interval=0)) == ["a"]
     assert len(waits) == 2
@@ -81,8 +81,8 @@ def test_a_service_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch
 
 def test_a_service_that_stays_away_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = _clock()
-    monkeypatch.setattr("rag_service.cli.watch.time.sleep", lambda _: None)
-    monkeypatch.setattr("rag_service.cli.watch.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("rag_service.cli.progress.time.sleep", lambda _: None)
+    monkeypatch.setattr("rag_service.cli.progress.time.monotonic", lambda: next(clock))
     with pytest.raises(ServiceUnreachable):
         follow(["a"], Script(a=[ServiceUnreachable()]), interval=0)
 

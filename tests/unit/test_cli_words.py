@@ -2,7 +2,7 @@
 
 import pytest
 
-from rag_service.cli import words
+from rag_service.cli import status_text
 from rag_service.knowledgebase.views import (
     ErrorView,
     PageCounts,
@@ -15,48 +15,51 @@ from tests.views import view
 
 def test_a_newest_run_that_differs_is_named() -> None:
     run = RunView(id="r", status=RunState.FAILED, error=None, pages=PageCounts())
-    assert words.state(view(latest_run=run)) == "processed (newest run: failed)"
+    assert status_text.state(view(latest_run=run)) == "processed (newest run: failed)"
 
 
 def test_an_incomplete_document_says_so() -> None:
-    assert words.state(view(RunState.FAILED, incomplete=True)) == "failed (incomplete)"
+    assert status_text.state(view(RunState.FAILED, incomplete=True)) == "failed (incomplete)"
 
 
 @pytest.mark.parametrize("reason", list(WaitingFor))
 def test_every_reason_to_wait_has_words_and_its_place(reason: WaitingFor) -> None:
-    said = words.waiting(view(RunState.QUEUED, waiting_for=reason, queue_position=7))
+    said = status_text.waiting(view(RunState.QUEUED, waiting_for=reason, queue_position=7))
     assert said.endswith(", place 7")
     assert len(said) > len(", place 7")
 
 
 def test_progress_counts_pages_and_the_time_left() -> None:
-    said = words.progress(view(RunState.OCR, eta_seconds=65))
+    said = status_text.progress(view(RunState.OCR, eta_seconds=65))
     assert said == "ocr, page 3 of 4, 1 min 05 s left"
 
 
 def test_progress_of_a_failed_run_gives_its_error() -> None:
     error = ErrorView(code="empty_pdf", message="No pages.", retryable=False)
     run = RunView(id="r", status=RunState.FAILED, error=error, pages=PageCounts())
-    assert words.progress(view(RunState.FAILED, latest_run=run)) == "failed, empty_pdf: No pages."
+    assert (
+        status_text.progress(view(RunState.FAILED, latest_run=run))
+        == "failed, empty_pdf: No pages."
+    )
 
 
 def test_a_document_that_is_redone_has_not_ended() -> None:
     run = RunView(id="r", status=RunState.OCR, error=None, pages=PageCounts())
     again = view(latest_run=run)
-    assert not words.ended(again)
-    assert not words.succeeded(again)
+    assert not status_text.ended(again)
+    assert not status_text.succeeded(again)
 
 
 def test_warnings_are_counted_by_code() -> None:
     codes = ["page_truncated", "repaired_pdf", "page_truncated"]
     warnings = [WarningView(code=code, message="") for code in codes]
-    assert words.warning_counts(warnings) == "page_truncated x2, repaired_pdf"
+    assert status_text.warning_counts(warnings) == "page_truncated x2, repaired_pdf"
 
 
 def test_documents_are_counted_by_status() -> None:
     views = [view(), view(), view(RunState.FAILED)]
-    assert words.status_counts(views) == "3 documents: 2 processed, 1 failed"
-    assert words.status_counts([]) == "0 documents"
+    assert status_text.status_counts(views) == "3 documents: 2 processed, 1 failed"
+    assert status_text.status_counts([]) == "0 documents"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ def test_documents_are_counted_by_status() -> None:
     [(None, ""), (4.24, "4.2 s"), (60, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
 )
 def test_durations(seconds: float | None, said: str) -> None:
-    assert words.duration(seconds) == said
+    assert status_text.duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_durations(seconds: float | None, said: str) -> None:
     [([], ""), ([3], "3"), ([1, 2], "1-2"), ([9, 1, 3, 2], "1-3, 9"), ([1, 3, 5], "1, 3, 5")],
 )
 def test_pages_in_a_row_are_a_range(numbers: list[int], said: str) -> None:
-    assert words.page_ranges(numbers) == said
+    assert status_text.page_ranges(numbers) == said
 
 
 @pytest.mark.parametrize(
@@ -85,4 +88,4 @@ def test_pages_in_a_row_are_a_range(numbers: list[int], said: str) -> None:
     ],
 )
 def test_failed_pages_are_not_counted_as_read(counts: PageCounts, said: str) -> None:
-    assert words.pages(counts) == said
+    assert status_text.pages(counts) == said

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rag_service.settings import load_settings, options
+from rag_service.config.loader import load_settings, options
 
 COMPOSE = Path(__file__).parents[2] / "docker-compose.customer.yml"
 OURS = ("migrate", "api", "prepare_worker", "ocr_worker", "maintenance", "flower")

@@ -18,12 +18,12 @@ import uvicorn
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from rag_service.settings import CpuOcr
+from rag_service.config.options import CpuOcrOptions
 from tests.waiting import eventually
-from workers.cpu_ocr.engine import Box
-from workers.cpu_ocr_server import create_app
+from workers.servers.cpu_ocr.cpu_ocr_server import create_app
+from workers.servers.cpu_ocr.ocr_engine import TextBox
 
-SETTINGS = CpuOcr(
+SETTINGS = CpuOcrOptions(
     host="127.0.0.1", port=5002, engine="tiny", threads=1, max_pixels=10_000, max_body_bytes=50_000
 )
 MODEL = "pp-ocrv6-tiny"
@@ -38,12 +38,12 @@ class Held:
         self.go = threading.Semaphore(0)
         self.broken = False
 
-    def read(self, picture: bytes) -> list[Box]:
+    def read(self, picture: bytes) -> list[TextBox]:
         self.reads += 1
         assert self.go.acquire(timeout=30)
         if self.broken:
             raise RuntimeError("out of order")
-        return [Box(0, 0, 100, 10, self.text, 0.99)]
+        return [TextBox(0, 0, 100, 10, self.text, 0.99)]
 
 
 class Served:

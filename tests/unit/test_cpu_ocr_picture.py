@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from workers.cpu_ocr.picture import Picture, UnreadablePicture, from_data_uri, plain, turned
+from workers.servers.cpu_ocr.request_picture import (
+    RequestPicture,
+    UnreadablePicture,
+    from_data_uri,
+    plain,
+    turned,
+)
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
@@ -18,7 +24,7 @@ def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def picture(data: bytes) -> Picture:
+def picture(data: bytes) -> RequestPicture:
     return from_data_uri("data:image/png;base64," + base64.b64encode(data).decode(), 10_000)
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.cpu_ocr.engine import Box
-from workers.cpu_ocr.reading import to_text
+from workers.servers.cpu_ocr.ocr_engine import TextBox
+from workers.servers.cpu_ocr.text_order import to_text
 
 LINE = 20
 
 
-def box(x: float, y: float, text: str, confidence: float = 0.99, height: float = 16) -> Box:
-    return Box(x, y, x + 8 * len(text), y + height, text, confidence)
+def box(x: float, y: float, text: str, confidence: float = 0.99, height: float = 16) -> TextBox:
+    return TextBox(x, y, x + 8 * len(text), y + height, text, confidence)
 
 
-def column(x: float, y: float, name: str, rows: int) -> list[Box]:
+def column(x: float, y: float, name: str, rows: int) -> list[TextBox]:
     return [box(x, y + LINE * i, f"{name} line {i} of a column of prose") for i in range(rows)]
 
 
@@ -68,7 +68,7 @@ def test_a_word_divided_over_a_line_end_is_put_together() -> None:
 
 
 def test_unsure_boxes_are_dropped_and_sideways_text_comes_last() -> None:
-    stamp = Box(0, 0, 20, 300, "stamp on the edge", 0.9)
+    stamp = TextBox(0, 0, 20, 300, "stamp on the edge", 0.9)
     assert to_text([stamp, box(40, 50, "a line"), box(200, 50, "?", 0.2)]) == (
         "a line\n\nstamp on the edge"
     )
@@ -83,5 +83,5 @@ side = st.integers(0, 2000)
 
 @given(st.lists(st.tuples(side, side, st.integers(0, 600), st.integers(0, 90)), max_size=60))
 def test_every_box_is_told_exactly_once(places: list[tuple[int, int, int, int]]) -> None:
-    boxes = [Box(x, y, x + w, y + h, f"W{i}W", 0.9) for i, (x, y, w, h) in enumerate(places)]
+    boxes = [TextBox(x, y, x + w, y + h, f"W{i}W", 0.9) for i, (x, y, w, h) in enumerate(places)]
     assert sorted(to_text(boxes).split()) == sorted(b.text for b in boxes)

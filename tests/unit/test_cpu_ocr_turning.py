@@ -7,38 +7,38 @@ import io
 import pytest
 from PIL import Image
 
-from workers.cpu_ocr.engine import Box
-from workers.cpu_ocr.turning import likely_turn, read_page
+from workers.servers.cpu_ocr.ocr_engine import TextBox
+from workers.servers.cpu_ocr.page_orientation import likely_turn, read_page
 
 
-def wide(confidence: float) -> list[Box]:
-    return [Box(0, 0, 300, 20, "some words in a row", confidence)]
+def wide(confidence: float) -> list[TextBox]:
+    return [TextBox(0, 0, 300, 20, "some words in a row", confidence)]
 
 
-def tall(confidence: float) -> list[Box]:
-    return [Box(0, 0, 20, 300, "some words in a row", confidence)]
+def tall(confidence: float) -> list[TextBox]:
+    return [TextBox(0, 0, 20, 300, "some words in a row", confidence)]
 
 
 @pytest.mark.parametrize(
     ("boxes", "degrees"),
     [(wide(0.95), 0), (wide(0.6), 180), (tall(0.95), 90), (tall(0.6), 270), ([], 0)],
 )
-def test_the_rule(boxes: list[Box], degrees: int) -> None:
+def test_the_rule(boxes: list[TextBox], degrees: int) -> None:
     assert likely_turn(boxes) == degrees
 
 
 def test_a_slim_letter_alone_is_no_sign_of_a_turn() -> None:
-    assert likely_turn([Box(0, 0, 8, 24, "1", 0.95)]) == 0
+    assert likely_turn([TextBox(0, 0, 8, 24, "1", 0.95)]) == 0
 
 
 class Scripted:
     """Answers by the shape of the picture it is given, and keeps the shapes."""
 
-    def __init__(self, *answers: list[Box]) -> None:
+    def __init__(self, *answers: list[TextBox]) -> None:
         self.answers = list(answers)
         self.sizes: list[tuple[int, int]] = []
 
-    def read(self, picture: bytes) -> list[Box]:
+    def read(self, picture: bytes) -> list[TextBox]:
         self.sizes.append(Image.open(io.BytesIO(picture)).size)
         return self.answers.pop(0)
 

@@ -26,7 +26,7 @@ import kombu.transport.redis, uvicorn.loops.auto, sqlalchemy.dialects.postgresql
 import rag_service, workers
 for package in (rag_service, workers):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.startswith(("rag_service.pdf.child", "workers.runpod_handler.")):
+        if not module.name.startswith(("rag_service.pdf.child.", "workers.runpod_handler.")):
             __import__(module.name)
 """
 

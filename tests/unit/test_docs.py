@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rag_service import errors
-from rag_service.api import health
+from rag_service.api import health_routes
 from rag_service.cli.settings_table import settings_table
+from rag_service.config.loader import unknown_variables
 from rag_service.knowledgebase.views import PageStatus
-from rag_service.settings import unknown_variables
 from rag_service.states import PostReason, RunState, WaitingFor
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def test_every_word_of_a_document_and_a_page_stands_in_the_operators_guide() -> 
 
 def test_every_name_of_degraded_stands_in_the_operators_guide_with_its_way_out() -> None:
     guide = (ROOT / "docs" / "operating.md").read_text()
-    listed = (health.ready.__doc__ or "").partition("amiss:")[2]
+    listed = (health_routes.ready.__doc__ or "").partition("amiss:")[2]
     names = re.findall(r"\w+", listed)
     assert len(names) >= 8
     table = guide.partition("## Degraded")[2].partition("\n## ")[0]

@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from rag_service.config.loader import get_settings
 from rag_service.errors import Draining, LeaseLost, OcrMisconfigured, OcrOutage, PageTimeout
-from rag_service.layout.types import Box
-from rag_service.parsers.reading import has_writing
+from rag_service.layout.page_layout import LayoutBox
+from rag_service.parsers.answer_reader import has_writing
 from rag_service.parsers.registry import make_parser
-from rag_service.pdf.types import PdfWarning
-from rag_service.settings import get_settings
+from rag_service.pdf.results import PdfWarning
 from rag_service.states import GOOD, LayoutMode, PageState
 from tests.fakes import ocr_server as fake
 from tests.fakes.scans import HEIGHT, WIDTH
@@ -365,7 +365,7 @@ def test_whatever_the_server_does_each_page_ends_once_and_never_well_without_tex
     server, script, of_region, tries, mode
 ):
     reader = Reader(server)
-    reader.layout, reader.layouts.boxes[1] = mode, [Box("text", 0.9, (100, 100, 900, 190))]
+    reader.layout, reader.layouts.boxes[1] = mode, [LayoutBox("text", 0.9, (100, 100, 900, 190))]
     server.script(reader.mark(1), *script)
     server.script(region_mark(reader.document, 1, (100, 100, 900, 190)), *of_region)
     try:

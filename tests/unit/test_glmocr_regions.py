@@ -5,18 +5,18 @@ import asyncio
 import pytest
 
 from rag_service.errors import LayoutUnavailable, OcrOutage, PageUnrenderable
-from rag_service.layout.types import Box
+from rag_service.layout.page_layout import LayoutBox
 from rag_service.states import LayoutMode, PageState
 from tests.fakes import ocr_server as fake
 from tests.parsing import Reader, region_mark
 from tests.waiting import eventually
 
-TITLE = Box("doc_title", 0.9, (100, 50, 900, 90))
-TEXT = Box("text", 0.9, (100, 150, 900, 390))
-TABLE = Box("table", 0.9, (100, 450, 900, 590))
-FORMULA = Box("display_formula", 0.9, (100, 650, 900, 690))
-PHOTO = Box("image", 0.9, (100, 750, 900, 890))
-FOOTER = Box("footer", 0.9, (100, 950, 900, 990))
+TITLE = LayoutBox("doc_title", 0.9, (100, 50, 900, 90))
+TEXT = LayoutBox("text", 0.9, (100, 150, 900, 390))
+TABLE = LayoutBox("table", 0.9, (100, 450, 900, 590))
+FORMULA = LayoutBox("display_formula", 0.9, (100, 650, 900, 690))
+PHOTO = LayoutBox("image", 0.9, (100, 750, 900, 890))
+FOOTER = LayoutBox("footer", 0.9, (100, 950, 900, 990))
 CUT = fake.Reply(text="One. Two. Three, and", finish_reason="length")
 
 

@@ -7,25 +7,25 @@ from hypothesis import strategies as st
 
 from rag_service.layout.boxes import bbox_of, in_order, without_overlaps
 from rag_service.layout.labels import LABELS
-from rag_service.layout.types import Bbox, Box
+from rag_service.layout.page_layout import Bbox, LayoutBox
 
 PART = st.floats(-0.5, 1.5)
 COORDINATE = st.integers(0, 999)
 
 
 @st.composite
-def boxes(draw) -> Box:
+def boxes(draw) -> LayoutBox:
     left, top = draw(COORDINATE), draw(COORDINATE)
     right, bottom = draw(st.integers(left + 1, 1000)), draw(st.integers(top + 1, 1000))
     score = draw(st.floats(0.3, 1))
-    return Box(draw(st.sampled_from(LABELS)), score, (left, top, right, bottom))
+    return LayoutBox(draw(st.sampled_from(LABELS)), score, (left, top, right, bottom))
 
 
-def text(*bbox: int, score: float = 0.9, label: str = "text") -> Box:
-    return Box(label, score, bbox)  # type: ignore[arg-type]
+def text(*bbox: int, score: float = 0.9, label: str = "text") -> LayoutBox:
+    return LayoutBox(label, score, bbox)  # type: ignore[arg-type]
 
 
-def shuffled_and_ordered(*expected: Box) -> None:
+def shuffled_and_ordered(*expected: LayoutBox) -> None:
     """The order must not depend on the order in which the model names the boxes."""
     for drawn in (expected, expected[::-1], expected[1::2] + expected[::2]):
         assert in_order(drawn) == list(expected)

@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from rag_service.layout.models import BadPicture
-from rag_service.layout.types import Box
-from rag_service.settings import Layout, load_settings
-from workers.layout.desk import Busy, Desk, Failed, Gone, NotReady
+from rag_service.config.loader import load_settings
+from rag_service.config.options import LayoutOptions
+from rag_service.layout.model_loader import BadPicture
+from rag_service.layout.page_layout import LayoutBox
+from workers.servers.layout.layout_queue import (
+    LayoutAbandoned,
+    LayoutQueue,
+    ModelFailed,
+    ModelNotReady,
+    QueueFull,
+)
 
 
 class Reader:
@@ -31,12 +38,12 @@ class Reader:
             raise BadPicture("no picture")
         return jpeg
 
-    def find(self, pictures: Sequence[Any]) -> list[list[Box]]:
+    def find(self, pictures: Sequence[Any]) -> list[list[LayoutBox]]:
         self.go.wait(10)
         self.batches.append(list(pictures))
         if b"poison" in pictures:
             raise ValueError("poison")
-        return [[Box(picture.decode(), 1.0, (0, 0, 1, 1))] for picture in pictures]
+        return [[LayoutBox(picture.decode(), 1.0, (0, 0, 1, 1))] for picture in pictures]
 
 
 async def stays() -> bool:
@@ -47,14 +54,16 @@ async def leaves() -> bool:
     return True
 
 
-def settings(**changes: float) -> Layout:
+def settings(**changes: float) -> LayoutOptions:
     return load_settings().layout.model_copy(update={"batch_wait": 0.05, **changes})
 
 
-def with_desk(work: Callable[[Desk, Reader], Awaitable[None]], chosen: Layout) -> None:
+def with_desk(
+    work: Callable[[LayoutQueue, Reader], Awaitable[None]], chosen: LayoutOptions
+) -> None:
     async def main() -> None:
         model = Reader()
-        desk = Desk(chosen, lambda: model)
+        desk = LayoutQueue(chosen, lambda: model)
         await desk.open()
         try:
             await work(desk, model)
@@ -70,7 +79,7 @@ def labels(results: Sequence[Any]) -> list[Any]:
 
 
 def test_pictures_of_all_clients_share_batches_and_each_gets_its_own_answer() -> None:
-    async def work(desk: Desk, model: Reader) -> None:
+    async def work(desk: LayoutQueue, model: Reader) -> None:
         names = [f"page-{i}" for i in range(10)]
         found = await asyncio.gather(*(desk.find(name.encode(), stays) for name in names))
         assert labels(found) == names
@@ -81,13 +90,13 @@ def test_pictures_of_all_clients_share_batches_and_each_gets_its_own_answer() ->
 
 
 def test_a_picture_on_which_the_model_fails_spoils_no_other() -> None:
-    async def work(desk: Desk, model: Reader) -> None:
+    async def work(desk: LayoutQueue, model: Reader) -> None:
         pictures = [b"a", b"poison", b"bad", b"b"]
         found = await asyncio.gather(
             *(desk.find(picture, stays) for picture in pictures), return_exceptions=True
         )
         assert labels(found)[::3] == ["a", "b"]
-        assert isinstance(found[1], Failed)
+        assert isinstance(found[1], ModelFailed)
         assert "ValueError: poison" in str(found[1])
         assert isinstance(found[2], BadPicture)
         assert labels([await desk.find(b"c", stays)]) == ["c"]
@@ -96,11 +105,11 @@ def test_a_picture_on_which_the_model_fails_spoils_no_other() -> None:
 
 
 def test_more_than_may_wait_are_turned_away_and_those_that_wait_are_answered() -> None:
-    async def work(desk: Desk, model: Reader) -> None:
+    async def work(desk: LayoutQueue, model: Reader) -> None:
         model.go.clear()
         waiting = [asyncio.create_task(desk.find(b"%d" % i, stays)) for i in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(Busy):
+        with pytest.raises(QueueFull):
             await desk.find(b"one more", stays)
         model.go.set()
         assert labels(await asyncio.gather(*waiting)) == ["0", "1", "2"]
@@ -110,8 +119,8 @@ def test_more_than_may_wait_are_turned_away_and_those_that_wait_are_answered() -
 
 
 def test_a_client_that_hung_up_while_it_waited_costs_the_model_nothing() -> None:
-    async def work(desk: Desk, model: Reader) -> None:
-        with pytest.raises(Gone):
+    async def work(desk: LayoutQueue, model: Reader) -> None:
+        with pytest.raises(LayoutAbandoned):
             await desk.find(b"nobody waits", leaves)
         assert labels([await desk.find(b"here", stays)]) == ["here"]
         assert model.batches == [[b"here"]]
@@ -120,7 +129,7 @@ def test_a_client_that_hung_up_while_it_waited_costs_the_model_nothing() -> None
 
 
 def test_a_client_that_is_cancelled_in_a_batch_leaves_the_others_their_answers() -> None:
-    async def work(desk: Desk, model: Reader) -> None:
+    async def work(desk: LayoutQueue, model: Reader) -> None:
         model.go.clear()
         first, second = (asyncio.create_task(desk.find(name, stays)) for name in (b"1", b"2"))
         await asyncio.sleep(0.1)
@@ -133,12 +142,12 @@ def test_a_client_that_is_cancelled_in_a_batch_leaves_the_others_their_answers()
 
 
 def test_a_desk_that_drains_answers_what_is_in_hand_and_nothing_new() -> None:
-    async def work(desk: Desk, model: Reader) -> None:
+    async def work(desk: LayoutQueue, model: Reader) -> None:
         model.go.clear()
         in_hand = asyncio.create_task(desk.find(b"in hand", stays))
         await asyncio.sleep(0.1)
         desk.drain()
-        with pytest.raises(NotReady):
+        with pytest.raises(ModelNotReady):
             await desk.find(b"new", stays)
         model.go.set()
         assert labels([await in_hand]) == ["in hand"]
@@ -151,8 +160,8 @@ def test_before_the_model_is_loaded_and_where_it_cannot_load_there_is_no_answer(
         raise OSError("no such file")
 
     async def main() -> None:
-        desk = Desk(settings(), fail)
-        with pytest.raises(NotReady):
+        desk = LayoutQueue(settings(), fail)
+        with pytest.raises(ModelNotReady):
             await desk.find(b"early", stays)
         await desk.open()
         assert isinstance(desk.failure, OSError)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rag_service.config.loader import load_settings
 from rag_service.errors import ConfigurationError
 from rag_service.layout.labels import LABELS, task_of
-from rag_service.layout.types import Task
-from rag_service.settings import load_settings
+from rag_service.layout.page_layout import Task
 
 DEFAULTS = {
     Task.TABLE: {"table"},

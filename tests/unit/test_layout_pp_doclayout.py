@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from rag_service.config.loader import load_settings
+from rag_service.config.options import LayoutOptions
 from rag_service.errors import ConfigurationError
 from rag_service.layout import pp_doclayout
 from rag_service.layout.boxes import bbox_of
 from rag_service.layout.labels import LABELS
-from rag_service.layout.models import load_model
-from rag_service.settings import Layout, load_settings
+from rag_service.layout.model_loader import load_model
 from tests.fakes.sheets import blank, two_columns
 
 torch = pytest.importorskip("torch", reason="needs the extra layout-torch")
@@ -34,7 +35,7 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-def settings(folder: Path) -> Layout:
+def settings(folder: Path) -> LayoutOptions:
     changes = {"model": "pp_doclayout_v3", "folder": folder, "device": "cpu"}
     return load_settings().layout.model_copy(update=changes)
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulated_batch import H200, LOCKSTEP, REPORT, SERIAL, Batch
-from rag_service.ocr.client import AnswerTimedOut
-from rag_service.ocr.controller import LEAST, MOST, Aim, Controller
-from rag_service.ocr.gauges import Gauges, parse_gauges
-from rag_service.ocr.limiter import Fixed, Limiter, limiter_for
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.ocr.concurrency.limiter import Fixed, Limiter, limiter_for
+from rag_service.ocr.concurrency.search import LEAST, MOST, Aim, ConcurrencySearch
+from rag_service.ocr.ocr_client import AnswerTimedOut
+from rag_service.ocr.server_gauges import ServerGauges, parse_gauges
 
 TIMEOUT = 120.0
 
@@ -86,7 +86,7 @@ def test_pages_are_drawn_a_little_ahead_of_the_requests():
 
 def test_a_time_out_halves_what_is_sent():
     async def go():
-        controller = Controller(Aim(timeout=TIMEOUT), start=8.0)
+        controller = ConcurrencySearch(Aim(timeout=TIMEOUT), start=8.0)
         with pytest.raises(AnswerTimedOut):
             async with Limiter(controller).request():
                 raise AnswerTimedOut("late")
@@ -102,7 +102,8 @@ class Fleet:
         self.batch = Batch(rates, seed=1, now=began)
         self.gauged = gauged
         self.searches = [
-            Controller(Aim(timeout=timeout), chance=random.Random(n)) for n in range(processes)
+            ConcurrencySearch(Aim(timeout=timeout), chance=random.Random(n))
+            for n in range(processes)
         ]
         self.open = [{} for _ in self.searches]
         self.late = self.keys = self.idle = 0
@@ -149,7 +150,9 @@ class Fleet:
 
     def _beat(self):
         batch = self.batch
-        gauges = Gauges(batch.running, batch.waiting, batch.answer_tokens) if self.gauged else None
+        gauges = (
+            ServerGauges(batch.running, batch.waiting, batch.answer_tokens) if self.gauged else None
+        )
         for search, requests in zip(self.searches, self.open, strict=True):
             search.tick(len(requests), gauges, batch.now)
 
@@ -189,12 +192,12 @@ def test_a_full_server_stays_full(began):
 
 
 def test_others_that_leave_the_server_do_not_stop_the_search():
-    controller, tokens = Controller(Aim(timeout=TIMEOUT)), 0.0
+    controller, tokens = ConcurrencySearch(Aim(timeout=TIMEOUT)), 0.0
     for second in range(60):
         others, own = (40.0 if second < 12 else 0.0), math.floor(controller.limit)
         tokens += 100.0 * others + 300.0 * own
         controller.answered(2.0, second)
-        controller.tick(own, Gauges(others + own, 0.0, tokens), second)
+        controller.tick(own, ServerGauges(others + own, 0.0, tokens), second)
     assert controller.limit >= 8
 
 
@@ -223,7 +226,7 @@ def test_no_crowd_grows_before_a_blind_server_that_reads_one_at_a_time(began):
 @pytest.mark.parametrize("limit", [0.25, 0.6, 1.3, 2.5, 7.9])
 def test_a_limit_between_whole_numbers_is_kept_as_a_mean(limit):
     chance, now, used, ends = random.Random(1), 0.0, 0.0, []
-    controller = Controller(Aim(share=limit / 64), start=64.0)
+    controller = ConcurrencySearch(Aim(share=limit / 64), start=64.0)
     while now < 20_000:
         while controller.admits(len(ends), now):
             ends.append((now + (seconds := chance.uniform(5, 15)), seconds))
@@ -242,7 +245,7 @@ def test_a_limit_between_whole_numbers_is_kept_as_a_mean(limit):
 )
 def test_whatever_happens_the_limit_stays_within_its_bounds(seed, events):
     chance, now = random.Random(seed), 0.0
-    controller = Controller(Aim(timeout=TIMEOUT))
+    controller = ConcurrencySearch(Aim(timeout=TIMEOUT))
     for event in events:
         now += chance.uniform(0, 20)
         if event == "answer":
@@ -253,13 +256,13 @@ def test_whatever_happens_the_limit_stays_within_its_bounds(seed, events):
             controller.timed_out(now)
         else:
             waiting = 500.0 if event == "full" else 0.0
-            gauges = chance.choice([None, Gauges(chance.uniform(0, 64), waiting, now * 100)])
+            gauges = chance.choice([None, ServerGauges(chance.uniform(0, 64), waiting, now * 100)])
             controller.tick(chance.randrange(64), gauges, now)
         assert LEAST <= controller.limit <= MOST
 
 
 def test_a_process_takes_the_part_of_those_that_have_gone_and_gives_it_back():
-    controller = Controller(Aim(timeout=TIMEOUT), start=4.0)
+    controller = ConcurrencySearch(Aim(timeout=TIMEOUT), start=4.0)
     controller.timed_out(0.0)
     limits = []
     for processes in (8, 7, 4, 1, 2, 8):
@@ -270,7 +273,7 @@ def test_a_process_takes_the_part_of_those_that_have_gone_and_gives_it_back():
 
 
 def test_one_document_on_a_server_that_is_known_gets_all_of_it():
-    controller = Controller(Aim(timeout=TIMEOUT), start=4.0, among=8)
+    controller = ConcurrencySearch(Aim(timeout=TIMEOUT), start=4.0, among=8)
     limits = []
     for processes in (1, 1, 8):
         controller.share_with(processes)
@@ -279,7 +282,7 @@ def test_one_document_on_a_server_that_is_known_gets_all_of_it():
 
 
 def test_forks_that_begin_beside_each_other_take_no_more_than_their_parts():
-    controllers = [Controller(Aim(timeout=TIMEOUT), start=4.0, among=8) for _ in range(8)]
+    controllers = [ConcurrencySearch(Aim(timeout=TIMEOUT), start=4.0, among=8) for _ in range(8)]
     for seen, controller in enumerate(controllers, start=1):
         controller.share_with(seen)
     for controller in controllers:
@@ -289,7 +292,7 @@ def test_forks_that_begin_beside_each_other_take_no_more_than_their_parts():
 
 @pytest.mark.parametrize(("processes", "limit"), [(1, 8.0), (2, 4.0), (8, 1.0), (16, 1.0)])
 def test_few_cold_processes_begin_with_as_many_as_eight_would(processes, limit):
-    controller = Controller(Aim(timeout=TIMEOUT))
+    controller = ConcurrencySearch(Aim(timeout=TIMEOUT))
     controller.share_with(1)
     assert controller.limit == 1.0
     controller.share_with(processes)
@@ -305,7 +308,7 @@ def test_a_cold_server_that_batches_is_full_within_half_a_minute(began):
 
 
 def test_a_cold_process_is_not_made_smaller_by_those_that_start_beside_it():
-    controller = Controller(Aim(timeout=TIMEOUT))
+    controller = ConcurrencySearch(Aim(timeout=TIMEOUT))
     for processes in (1, 8):
         controller.share_with(processes)
     assert controller.limit == 1.0
@@ -339,13 +342,13 @@ def test_parts_of_a_server_do_not_drift_apart(gauged):
 
 
 def test_half_a_share_of_the_server_is_half_of_what_is_found():
-    whole, half = (Controller(Aim(share=share), start=8.0) for share in (1.0, 0.5))
+    whole, half = (ConcurrencySearch(Aim(share=share), start=8.0) for share in (1.0, 0.5))
     assert (whole.limit, half.limit) == (8.0, 4.0)
 
 
 @pytest.mark.parametrize(("enabled", "grows"), [(False, True), (True, False)])
 def test_nothing_is_added_while_the_memory_guard_finds_too_little(monkeypatch, enabled, grows):
-    monkeypatch.setattr("rag_service.ocr.limiter._limiters", {})
+    monkeypatch.setattr("rag_service.ocr.concurrency.limiter._limiters", {})
     base = get_settings()
     guard = base.memory_guard.model_copy(update={"enabled": enabled, "least_available_mib": 10**9})
     ocr = base.ocr.model_copy(update={"base_url": "http://127.0.0.1:1", "pages_in_flight": "auto"})
@@ -396,7 +399,7 @@ vllm:generation_tokens_total{engine="0"} 1000.0
 
 
 def test_gauges_are_added_up_over_engines_and_not_taken_by_prefix():
-    assert parse_gauges(VLLM) == Gauges(20.0, 3.0, 1000.0, 0.25)
+    assert parse_gauges(VLLM) == ServerGauges(20.0, 3.0, 1000.0, 0.25)
     assert parse_gauges("python_info 1.0\n") is None
 
 
@@ -404,8 +407,8 @@ def test_gauges_are_added_up_over_engines_and_not_taken_by_prefix():
 def test_what_no_server_can_have_counted_is_no_gauge(junk):
     assert parse_gauges(f"vllm:num_requests_running {junk}\n") is None
     text = VLLM.replace("3.0", junk).replace("0.25", junk).replace("1000.0", junk)
-    assert parse_gauges(text) == Gauges(20.0, 0.0, None, None)
+    assert parse_gauges(text) == ServerGauges(20.0, 0.0, None, None)
 
 
 def test_a_cache_that_is_fuller_than_full_is_not_believed():
-    assert parse_gauges(VLLM.replace("0.25", "17.0")) == Gauges(20.0, 3.0, 1000.0, None)
+    assert parse_gauges(VLLM.replace("0.25", "17.0")) == ServerGauges(20.0, 3.0, 1000.0, None)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rag_service.knowledgebase.document_markdown import document_head, page_section
 from rag_service.knowledgebase.views import CostView, ErrorView, PageStatus
-from rag_service.markdown import document_head, page_section
 from rag_service.states import GOOD, PageState, RunState
 from tests.views import page_view, view
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.occupancy import Feed, Sample, Verdict, judge
+from rag_service.diagnosis.bottleneck import Feed, LoadSample, Verdict, diagnose
 
 FIXED = Feed(adaptive=False)
 JOBS = Feed(remote=True)
@@ -18,7 +18,7 @@ def sample(**values):
         "running": 0.0, "waiting": 0.0, "slots": 64, "cache_use": 0.3, "in_flight": 0,
         "limit": None, "tokens_per_second": None, "pages_per_minute": 0.0, "pages_waiting": 0,
     }  # fmt: skip
-    return Sample("http://127.0.0.1:5002", START, **fields | values)
+    return LoadSample("http://127.0.0.1:5002", START, **fields | values)
 
 
 def minute(**values):
@@ -86,7 +86,7 @@ def minute(**values):
     ],
 )
 def test_the_verdict_over_a_minute(expected, feed, seen):
-    assert judge(minute(**seen), feed).verdict is expected
+    assert diagnose(minute(**seen), feed).verdict is expected
 
 
 NO_GAUGES = {"running": None, "waiting": None, "cache_use": None, "slots": None}
@@ -105,12 +105,12 @@ def test_a_server_without_gauges_is_judged_by_what_our_forks_found(
     expected, feed, in_flight, limit
 ):
     seen = minute(**NO_GAUGES, in_flight=in_flight, limit=limit, pages_waiting=500)
-    assert judge(seen, feed).verdict is expected
+    assert diagnose(seen, feed).verdict is expected
 
 
 def test_nothing_is_said_while_the_number_in_flight_is_looked_for():
     seen = [sample(running=n, in_flight=n, limit=n, pages_waiting=99) for n in (8, 16, 32)]
-    assert judge(seen).verdict is Verdict.UNKNOWN
+    assert diagnose(seen).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ def test_nothing_is_said_while_the_number_in_flight_is_looked_for():
     ],
 )
 def test_the_sentence_says_what_to_do(words, feed, seen):
-    assert words in judge(minute(**seen), feed).sentence
+    assert words in diagnose(minute(**seen), feed).sentence
 
 
 counts = st.integers(0, 300)
 figures = st.floats(0, 300)
 samples = st.lists(
     st.builds(
-        Sample,
+        LoadSample,
         url=st.just("http://127.0.0.1:5002"),
         at=st.just(START),
         running=st.none() | figures,
@@ -154,12 +154,12 @@ feeds = st.builds(Feed, st.booleans(), st.booleans(), st.booleans())
 @given(samples, feeds)
 def test_never_starved_where_no_page_waits(seen, feed):
     spared = [*seen, sample(running=1.0, in_flight=1, pages_waiting=0)]
-    assert judge(spared, feed).verdict is not Verdict.STARVED
+    assert diagnose(spared, feed).verdict is not Verdict.STARVED
 
 
 @given(samples, feeds)
 def test_starved_only_while_few_wait_in_the_server_and_slots_are_free(seen, feed):
-    if judge(seen, feed).verdict is not Verdict.STARVED:
+    if diagnose(seen, feed).verdict is not Verdict.STARVED:
         return
     waiting = [s.waiting for s in seen if s.waiting is not None]
     running = [s.running for s in seen if s.running is not None]
@@ -170,7 +170,7 @@ def test_starved_only_while_few_wait_in_the_server_and_slots_are_free(seen, feed
 
 @given(samples, feeds)
 def test_every_verdict_has_a_sentence(seen, feed):
-    sentence = judge(seen, feed).sentence
+    sentence = diagnose(seen, feed).sentence
     assert sentence.endswith(".")
     assert "None" not in sentence
 
@@ -178,13 +178,13 @@ def test_every_verdict_has_a_sentence(seen, feed):
 @given(st.integers(1, 300), st.integers(2, 64), feeds)
 def test_an_empty_server_with_pages_waiting_is_always_starved(pages, slots, feed):
     seen = minute(slots=slots, pages_waiting=pages)
-    assert judge(seen, feed).verdict is Verdict.STARVED
+    assert diagnose(seen, feed).verdict is Verdict.STARVED
 
 
 def test_a_server_that_has_just_run_out_of_work_is_idle_whatever_it_did_before():
     busy = sample(running=1, waiting=2, in_flight=3, limit=3, slots=1)
-    assert judge([busy, busy, busy]).verdict is Verdict.SERIALISING
-    over = judge([busy, busy, busy, sample(slots=1)])
+    assert diagnose([busy, busy, busy]).verdict is Verdict.SERIALISING
+    over = diagnose([busy, busy, busy, sample(slots=1)])
     assert (over.verdict, over.sentence) == (Verdict.IDLE, "Nothing waits for it.")
 
 
@@ -192,9 +192,9 @@ def test_pages_that_have_just_come_are_not_denied():
     """Neither `Nothing waits` nor another client, where the last look saw pages of ours."""
     come = sample(pages_waiting=493, running=3, in_flight=3, limit=8)
     for feed in (Feed(), FIXED):
-        found = judge([sample(), sample(), come], feed)
+        found = diagnose([sample(), sample(), come], feed)
         assert (found.verdict, found.sentence[:14]) == (Verdict.UNKNOWN, "493 pages wait")
-        ungauged = judge([sample(**NO_GAUGES), sample(**NO_GAUGES, pages_waiting=107)], feed)
+        ungauged = diagnose([sample(**NO_GAUGES), sample(**NO_GAUGES, pages_waiting=107)], feed)
         assert ungauged.verdict is Verdict.UNKNOWN
 
 
@@ -202,19 +202,19 @@ def test_forks_that_died_are_not_in_the_front_end():
     """The mean remembers them; what to do is said of now."""
     busy = sample(running=30, in_flight=61, limit=64, pages_waiting=900)
     dead = sample(in_flight=0, pages_waiting=900)
-    assert judge([busy, busy]).verdict is Verdict.FRONT_END_BOUND
-    assert judge([busy, busy, dead]).verdict is not Verdict.FRONT_END_BOUND
-    found = judge([busy, busy, dead, dead])
+    assert diagnose([busy, busy]).verdict is Verdict.FRONT_END_BOUND
+    assert diagnose([busy, busy, dead]).verdict is not Verdict.FRONT_END_BOUND
+    found = diagnose([busy, busy, dead, dead])
     assert (found.verdict, "look at the ocr workers" in found.sentence) == (Verdict.STARVED, True)
 
 
 def test_the_sentence_counts_the_pages_that_wait_now():
     seen = [sample(pages_waiting=n, limit=40) for n in (500, 3, 225)]
-    assert judge(seen).sentence.startswith("225 pages wait, but")
-    assert judge([sample(pages_waiting=1)]).sentence.startswith("1 page waits, but")
+    assert diagnose(seen).sentence.startswith("225 pages wait, but")
+    assert diagnose([sample(pages_waiting=1)]).sentence.startswith("1 page waits, but")
 
 
 def test_what_another_client_has_running_is_not_called_ours():
-    found = judge(minute(running=5))
+    found = diagnose(minute(running=5))
     assert found.verdict is Verdict.IDLE
     assert "another client" in found.sentence

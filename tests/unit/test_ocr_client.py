@@ -6,8 +6,9 @@ import pickle
 import pytest
 from pydantic import SecretStr
 
+from rag_service.config.loader import get_settings, load_settings
 from rag_service.errors import ConfigurationError, OcrMisconfigured
-from rag_service.ocr.client import (
+from rag_service.ocr.ocr_client import (
     ConnectionRefused,
     OcrClient,
     Rejected,
@@ -15,8 +16,7 @@ from rag_service.ocr.client import (
     ServerFailed,
     server_url,
 )
-from rag_service.retry import TryAgain
-from rag_service.settings import get_settings, load_settings
+from rag_service.runtime.retry import TryAgain
 from tests.fakes import ocr_server as fake
 from tests.fakes.scans import Mark, new_number, picture
 from tests.waiting import eventually

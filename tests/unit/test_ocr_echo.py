@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.ocr.echo import strip_prompt
+from rag_service.ocr.cleanup.prompt_echo import strip_prompt
 
 PROMPT = "Text Recognition:"
 SAID = st.sampled_from(

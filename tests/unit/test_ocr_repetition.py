@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rag_service.ocr.repetition import Cut, cut_loop
+from rag_service.ocr.cleanup.repetition import Cut, cut_loop
 
 BEFORE = "The committee met on Tuesday and approved the minutes.\n"
 PARAGRAPH = (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from rag_service.ocr.tables import repair
+from rag_service.ocr.cleanup.html_tables import repair
 
 PARENTS = {
     "table": {"td", "th", "caption", None},

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.runpod.body import Envelope, job_body
-from rag_service.runpod.ranges import FEWEST_PAGES, ranges
-from rag_service.runpod.wire import JobInput
+from rag_service.runpod.job_body import Envelope, job_body
+from rag_service.runpod.job_format import JobInput
+from rag_service.runpod.page_ranges import FEWEST_PAGES, ranges
 
 
 def lengths(pages: int, most: int = 30, workers: int = 3) -> list[int]:

@@ -9,7 +9,7 @@ import billiard
 from billiard.connection import wait
 from celery.concurrency.asynpool import AsynPool
 
-from workers.pool import ForkPool
+from workers.celery_pool import ForkPool
 
 
 def test_a_fork_whose_sentinel_has_closed_is_waited_for(monkeypatch):

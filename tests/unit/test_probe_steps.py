@@ -7,12 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rag_service.cli.advice import advise
-from rag_service.cli.plot import draw
-from rag_service.knowledgebase.leases import Claimant
-from rag_service.occupancy import Verdict
-from rag_service.ocr.sheets import Sheets
-from rag_service.ocr.steps import Bounds, Ending, Step, conclude, next_in_flight, serialises
+from rag_service.cli.probe_plot import draw
+from rag_service.diagnosis.bottleneck import Verdict
+from rag_service.diagnosis.probe_advice import advise
+from rag_service.jobs.leases import Claimant
+from rag_service.ocr.probe.findings import (
+    Bounds,
+    Ending,
+    Step,
+    conclude,
+    next_in_flight,
+    serialises,
+)
+from rag_service.ocr.probe.sample_pages import SamplePages
 
 BOUNDS = Bounds()
 
@@ -275,7 +282,7 @@ def test_the_plot_has_a_point_a_measured_step_and_no_markup_of_the_title() -> No
 
 
 def test_no_two_pages_are_alike_not_even_of_two_probes() -> None:
-    piles = [Sheets(72) for _ in range(2)]
+    piles = [SamplePages(72) for _ in range(2)]
     pages = [pile.draw() for pile in piles for _ in range(20)]
     assert len(set(pages)) == len(pages)
     with Image.open(io.BytesIO(pages[0])) as page:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.pdf.extract import Box
-from rag_service.reading_order import Piece, in_reading_order
+from rag_service.layout.reading_order import PlacedPiece, in_reading_order
+from rag_service.pdf.child.extraction import PdfBox
 
 LINE = 40  # characters
 
 
-def piece(place: int, x0: float, y0: float, x1: float, y1: float, lines: int = 5) -> Piece:
-    return Piece(place, Box(x0, y0, x1, y1), lines, lines * LINE)
+def piece(place: int, x0: float, y0: float, x1: float, y1: float, lines: int = 5) -> PlacedPiece:
+    return PlacedPiece(place, PdfBox(x0, y0, x1, y1), lines, lines * LINE)
 
 
-def places(pieces: list[Piece]) -> list[int]:
+def places(pieces: list[PlacedPiece]) -> list[int]:
     return [piece.place for piece in in_reading_order(pieces)]
 
 
@@ -55,7 +55,7 @@ def test_labels_beside_their_text_stay_with_it() -> None:
     rows = []
     for row in range(4):
         top = 100 + 60 * row
-        rows.append(Piece(2 * row, Box(70, top, 100, top + 12), 1, 4))
+        rows.append(PlacedPiece(2 * row, PdfBox(70, top, 100, top + 12), 1, 4))
         rows.append(piece(2 * row + 1, 130, top, 500, top + 50))
     assert places(rows) == list(range(8))
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from rag_service.errors import RemoteJobFailed
-from rag_service.knowledgebase.remote_jobs import JobRow
-from rag_service.parsers.base import PageResult, PageWarning, Region
+from rag_service.jobs.remote_jobs import JobRow
+from rag_service.parsers.contract import PageResult, PageWarning, Region
 from rag_service.parsers.glmocr import VERSION
-from rag_service.runpod.jobs import Ended
-from rag_service.runpod.wire import JobOutput
+from rag_service.runpod.job_format import JobOutput
+from rag_service.runpod.job_rules import Ended
 from rag_service.states import JobOutcome, JobState, PageState, PostReason
-from workers.remote_poll import results
-from workers.runpod_handler.reading import as_output
+from workers.remote.polling import results
+from workers.runpod_handler.page_reading import as_output
 
 REGION = {"index": 0, "label": "text", "bbox_2d": (1, 2, 3, 4), "content": "Some text."}
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_service import retry
-from rag_service.retry import TryAgain, page_schedule, parse_retry_after, wait_before
-from rag_service.settings import Retry, get_settings
+from rag_service.config.loader import get_settings
+from rag_service.config.options import RetryOptions
+from rag_service.runtime import retry
+from rag_service.runtime.retry import TryAgain, page_schedule, parse_retry_after, wait_before
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 SHIPPED = get_settings().retry
@@ -89,7 +90,7 @@ def test_try_again_survives_pickling():
 
 
 retries = st.builds(
-    Retry,
+    RetryOptions,
     waits=st.lists(st.floats(0, 1000), min_size=1, max_size=8),
     jitter=st.floats(0, 0.99),
     later_wait=st.just(60),

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from rag_service.config.loader import load_settings
 from rag_service.errors import ConfigurationError
-from rag_service.runpod.client import (
+from rag_service.runpod.runpod_client import (
     BodyRefused,
     EndpointHealth,
     EndpointRefused,
@@ -27,7 +28,6 @@ from rag_service.runpod.client import (
     RunPodClient,
     Unreachable,
 )
-from rag_service.settings import load_settings
 from tests.fakes.loopback import Answer, Loopback, Request
 
 KEY, ENDPOINT = "a-key", "ep"

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from rag_service.config.loader import load_settings
 from rag_service.errors import RagServiceError
-from rag_service.runpod.wire import UrlDocument
-from rag_service.settings import load_settings
-from workers.runpod_handler.download import fetch, is_public
+from rag_service.runpod.job_format import UrlDocument
+from workers.runpod_handler.document_download import fetch, is_public
 from workers.runpod_handler.faults import (
     DigestMismatch,
     DocumentTooLarge,

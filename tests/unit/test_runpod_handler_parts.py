@@ -22,15 +22,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
-from rag_service.ocr.client import Probe
-from rag_service.runpod.wire import InlineDocument, JobOutput, PageOutput
-from rag_service.settings import load_settings
+from rag_service.config.loader import load_settings
+from rag_service.ocr.ocr_client import Probe
+from rag_service.runpod.job_format import InlineDocument, JobOutput, PageOutput
 from tests.fakes.loopback import Answer, Loopback, Request
-from workers.runpod_handler import gauges, start_checks
-from workers.runpod_handler.answer import fitted
-from workers.runpod_handler.documents import unpack
+from workers.runpod_handler import gauge_recorder, start_checks
 from workers.runpod_handler.faults import BadDocument, DocumentTooLarge, ServerUnhealthy
-from workers.runpod_handler.gauges import read_gauges
+from workers.runpod_handler.gauge_recorder import read_gauges
+from workers.runpod_handler.job_answer import fitted
+from workers.runpod_handler.job_document import unpack
 from workers.runpod_handler.start_checks import GpuUnusable, check_gpu, driver_version
 
 ROOT = Path(__file__).parents[2]
@@ -90,9 +90,9 @@ def test_a_job_brings_its_servers_gauges_back() -> None:
             return Answer(body=SGLANG.encode())
         return Answer.json({"max_running_requests": 64, "version": "0.5.13"})
 
-    async def scenario(url: str) -> gauges.ServerRecord:
+    async def scenario(url: str) -> gauge_recorder.GaugeRecord:
         settings = load_settings().ocr.model_copy(update={"base_url": url})
-        async with gauges.recorded(settings) as record:
+        async with gauge_recorder.recorded(settings) as record:
             while not record.samples:
                 await asyncio.sleep(0.01)
             return record
@@ -231,8 +231,8 @@ def test_a_zip_bomb_is_not_inflated() -> None:
 
 def test_the_images_requirements_are_what_the_handler_imports() -> None:
     code = (
-        "import sys, workers.runpod_handler.handler, rag_service.pdf.service\n"
-        "import workers.layout_server, workers.layout.api\n"
+        "import sys, workers.runpod_handler.handler, rag_service.pdf.child.request_handler\n"
+        "import workers.servers.layout.layout_server, workers.servers.layout.layout_api\n"
         "import rag_service.layout.cdla, rag_service.layout.pp_doclayout\n"
         "ours = [m for n, m in sys.modules.items() if n.startswith(('rag_service.', 'workers.'))]\n"
         "print(*sorted(m.__file__ for m in ours))"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rag_service.runpod.wire import PageOutput, PageProblem
-from rag_service.settings import Handler, load_settings
+from rag_service.config.loader import load_settings
+from rag_service.config.options import HandlerOptions
+from rag_service.runpod.job_format import PageOutput, PageProblem
 from workers.runpod_handler.faults import ClaimLost
 from workers.runpod_handler.volume import Claim, Volume
 
@@ -18,7 +19,7 @@ KEY = "run:options:pages"
 TTL = 3600.0
 
 
-def handler_settings(volume: Path, **changes: float) -> Handler:
+def handler_settings(volume: Path, **changes: float) -> HandlerOptions:
     quick = {"heartbeat": 0.05, "stale_after": 0.5, **changes}
     return load_settings().handler.model_copy(update={"volume": volume, **quick})
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rag_service.config.loader import load_settings
 from rag_service.errors import (
     RemoteJobCancelled,
     RemoteJobExpired,
@@ -15,8 +16,7 @@ from rag_service.errors import (
     RemoteJobTimedOut,
     RemoteResultMissing,
 )
-from rag_service.runpod.client import JobReport, JobStatus
-from rag_service.runpod.jobs import (
+from rag_service.runpod.job_rules import (
     CancelIt,
     Ended,
     Wait,
@@ -25,7 +25,7 @@ from rag_service.runpod.jobs import (
     poll_interval,
     request_key,
 )
-from rag_service.settings import load_settings
+from rag_service.runpod.runpod_client import JobReport, JobStatus
 from rag_service.states import JobOutcome, PostReason
 
 RUNPOD = load_settings().runpod

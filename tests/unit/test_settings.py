@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
-from rag_service.errors import ConfigurationError
-from rag_service.settings import (
+from rag_service.config.loader import (
     PACKAGED_CONFIG,
-    Section,
     Settings,
     load_settings,
     options,
     warn_of_doubtful_settings,
     warn_of_unknown_variables,
 )
+from rag_service.config.options import Section
+from rag_service.errors import ConfigurationError
 
 SECRETS = [option for option in options() if option.secret]
 

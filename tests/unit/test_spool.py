@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rag_service.config.loader import Settings, load_settings
+from rag_service.documents.incoming_file import IncomingFile, scratch_file
 from rag_service.errors import StorageUnavailable, TooLarge
-from rag_service.settings import Settings, load_settings
-from rag_service.spool import Spool, scratch_file
 
 ROOM = 4096
 
@@ -30,7 +30,7 @@ def little_room() -> Iterator[None]:
 
 
 def upload(settings: Settings, *chunks: bytes) -> None:
-    with Spool(settings) as spool:
+    with IncomingFile(settings) as spool:
         for chunk in chunks:
             spool.write(chunk)
         spool.finish()
@@ -55,6 +55,6 @@ def test_an_upload_given_up_for_another_reason_keeps_that_reason(settings: Setti
 def test_a_folder_that_cannot_be_made_is_named(settings: Settings) -> None:
     settings.data_dir.write_text("a file in its place")
     with pytest.raises(StorageUnavailable, match="Not a directory"):
-        Spool(settings)
+        IncomingFile(settings)
     with pytest.raises(StorageUnavailable, match="Not a directory"), scratch_file(settings):
         pass

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service import supervisor
 from rag_service.errors import ServiceUnreachable
-from rag_service.supervisor import Program, Supervisor
+from rag_service.runtime import supervisor
+from rag_service.runtime.supervisor import Program, Supervisor
 from tests.waiting import eventually
 
 SLEEP = "import time; time.sleep(600)"

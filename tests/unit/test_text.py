@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.knowledgebase.text import clean, clean_tree
+from rag_service.database.storable_text import clean, clean_tree
 
 ANY_TEXT = st.text(st.characters(), max_size=60)
 TREES = st.recursive(

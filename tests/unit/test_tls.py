@@ -7,11 +7,11 @@ import ssl
 import pytest
 from pydantic import SecretStr
 
-from rag_service import tls
-from rag_service.layout.client import LayoutClient
-from rag_service.ocr.client import OcrClient
-from rag_service.runpod.client import RunPodClient
-from rag_service.settings import get_settings
+from rag_service.config.loader import get_settings
+from rag_service.layout.layout_client import LayoutClient
+from rag_service.ocr.ocr_client import OcrClient
+from rag_service.runpod.runpod_client import RunPodClient
+from rag_service.runtime import certificates
 
 
 def test_clients_of_one_process_read_the_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_clients_of_one_process_read_the_certificates_once(monkeypatch: pytest.M
         return real(*arguments, **options)
 
     monkeypatch.setattr(ssl, "create_default_context", counted)
-    tls.trusted.cache_clear()
+    certificates.trusted.cache_clear()
     settings = get_settings()
     ocr = settings.ocr.model_copy(update={"base_url": "https://ocr.example"})
     runpod = settings.runpod.model_copy(update={"api_key": SecretStr("key")})

@@ -18,15 +18,15 @@ from typing import Any
 
 import runpod
 
+from rag_service.config.loader import Settings, load_settings
 from rag_service.errors import ConfigurationError, RagServiceError
-from rag_service.logs import configure_logging
-from rag_service.settings import Settings, load_settings
-from workers.layout_supervisor import LayoutSupervisor
+from rag_service.runtime.log_format import configure_logging
 from workers.runpod_handler import start_checks
 from workers.runpod_handler.debug_lines import DebugLines, collect
 from workers.runpod_handler.faults import ServerUnhealthy
-from workers.runpod_handler.job import JobRunner
-from workers.runpod_handler.ocr_server import OcrServer
+from workers.runpod_handler.job_runner import JobRunner
+from workers.runpod_handler.server_process import ServerProcess
+from workers.servers.layout.layout_supervisor import LayoutSupervisor
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 _MARK = "RUNPOD_WEBHOOK_GET_JOB"
 
 
-class Worker:
+class HandlerWorker:
     """What runpod's loop calls: the start check and the handler."""
 
     def __init__(
-        self, settings: Settings, server: OcrServer, layout: LayoutSupervisor, debug: DebugLines
+        self, settings: Settings, server: ServerProcess, layout: LayoutSupervisor, debug: DebugLines
     ) -> None:
         self._settings = settings
         self._server = server
@@ -107,8 +107,8 @@ def main(command: Sequence[str]) -> int:
         print(error.message, file=sys.stderr)
         return 1
     configure_logging(settings)
-    server = OcrServer(command)
-    worker = Worker(settings, server, LayoutSupervisor(settings), collect())
+    server = ServerProcess(command)
+    worker = HandlerWorker(settings, server, LayoutSupervisor(settings), collect())
     runpod.serverless.register_fitness_check(worker.ocr_worker_ready)
     runpod.serverless.start({"handler": worker.handle, "concurrency_modifier": lambda _: 1})
     ended = server.ended

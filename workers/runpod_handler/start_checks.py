@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 
+from rag_service.config.loader import Settings
+from rag_service.config.options import HandlerOptions, OcrOptions
 from rag_service.errors import ConfigurationError
-from rag_service.layout.download import ensure_model
-from rag_service.ocr.client import OcrClient, Probe
-from rag_service.settings import Handler, Ocr, Settings
+from rag_service.layout.model_download import ensure_model
+from rag_service.ocr.ocr_client import OcrClient, Probe
 from workers.runpod_handler.faults import ServerUnhealthy
-from workers.runpod_handler.ocr_server import OcrServer
+from workers.runpod_handler.server_process import ServerProcess
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class GpuUnusable(Exception):
     """The machine cannot run the OCR server on a GPU."""
 
 
-def check_engine(handler: Handler) -> None:
+def check_engine(handler: HandlerOptions) -> None:
     """Raises ConfigurationError for an engine that this image does not have."""
     if handler.engine != ENGINE:
         raise ConfigurationError(
@@ -48,7 +49,7 @@ def check_engine(handler: Handler) -> None:
         )
 
 
-def check_gpu(handler: Handler) -> None:
+def check_gpu(handler: HandlerOptions) -> None:
     """Raises GpuUnusable: torch would run on the CPU without a word, hundreds of times slower."""
     if handler.skip_gpu_check:
         log.warning("RUNPOD_HANDLER_SKIP_GPU_CHECK is set: nobody looked for a GPU.")
@@ -88,7 +89,7 @@ def _output(command: list[str]) -> str:
     return done.stdout
 
 
-def check_server_named(ocr: Ocr) -> None:
+def check_server_named(ocr: OcrOptions) -> None:
     """Raises ConfigurationError where the image's own setting of the server's place is gone."""
     if ocr.base_url is None:
         raise ConfigurationError(
@@ -97,7 +98,7 @@ def check_server_named(ocr: Ocr) -> None:
         )
 
 
-async def wait_for_server(settings: Settings, server: OcrServer) -> None:
+async def wait_for_server(settings: Settings, server: ServerProcess) -> None:
     """Return when the OCR server serves our model. Raises ServerUnhealthy."""
     wait = _Wait(settings.handler.start_timeout)
     async with OcrClient(settings.ocr, connections=1) as client:
@@ -139,7 +140,7 @@ class _Wait:
             self._told_at = now
 
 
-def warn_of_missing_volume(handler: Handler) -> None:
+def warn_of_missing_volume(handler: HandlerOptions) -> None:
     """Say what it means that there is none; it does not stop the worker."""
     if not handler.volume.parent.is_dir():
         log.warning(

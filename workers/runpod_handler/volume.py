@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from rag_service.runpod.wire import PageOutput
-from rag_service.settings import Handler
+from rag_service.config.options import HandlerOptions
+from rag_service.runpod.job_format import PageOutput
 from workers.runpod_handler.faults import ClaimLost
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Claim:
 class Volume:
     """The keys of one shared folder, or of none."""
 
-    def __init__(self, handler: Handler, ttl: float) -> None:
+    def __init__(self, handler: HandlerOptions, ttl: float) -> None:
         """`ttl`: seconds that a key's work is kept after its last change."""
         there = handler.volume.parent.is_dir()
         self._keys = handler.volume / "keys" if there else None

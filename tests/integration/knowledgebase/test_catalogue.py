@@ -7,13 +7,14 @@ import psycopg
 import pytest
 from sqlalchemy import event
 
-from rag_service import lifecycle
+from rag_service.database.document_rows import hidden_documents
+from rag_service.database.engine import get_engine
+from rag_service.documents import deletion
 from rag_service.errors import EncryptedPdf, OcrUnavailable
-from rag_service.knowledgebase import catalogue, fleet, leases, pages, runs, servers
-from rag_service.knowledgebase.catalogue import Filter
-from rag_service.knowledgebase.documents import hidden_documents
-from rag_service.knowledgebase.engine import get_engine
-from rag_service.knowledgebase.pages import StoredPage
+from rag_service.jobs import leases, live_workers, run_pages, runs, server_state
+from rag_service.jobs.run_pages import StoredPage
+from rag_service.knowledgebase import document_queries
+from rag_service.knowledgebase.document_queries import Filter
 from rag_service.states import GOOD, PageState, Priority, RunState, Stage
 from tests import simulation as sim
 from tests.simulation import claim, planned_numbers, ready_run
@@ -23,11 +24,11 @@ URL = "http://ocr"
 
 
 def show(document_id, server=None):
-    return catalogue.get_document(document_id, server)
+    return document_queries.get_document(document_id, server)
 
 
 def listed(limit=100, server=None, **chosen):
-    return [one.id for one in catalogue.list_documents(Filter(**chosen), limit, server)]
+    return [one.id for one in document_queries.list_documents(Filter(**chosen), limit, server)]
 
 
 def test_a_new_document_waits_for_a_worker_then_in_the_queue():
@@ -35,9 +36,9 @@ def test_a_new_document_waits_for_a_worker_then_in_the_queue():
     view = show(second)
     assert (view.status, view.waiting_for, view.queue_position) == ("queued", "worker", 2)
     assert (view.started_at, view.run_seconds, view.pages.total) == (None, None, None)
-    fleet.beat("a", Stage.OCR, 2)
+    live_workers.heartbeat("a", Stage.OCR, 2)
     assert show(first).waiting_for == "worker"
-    fleet.beat("b", Stage.PREPARE, 2)
+    live_workers.heartbeat("b", Stage.PREPARE, 2)
     assert (show(first).waiting_for, show(first).queue_position) == ("queue", 1)
     urgent = sim.add_document(Priority.INTERACTIVE)
     assert [show(one).queue_position for one in (urgent, first, second)] == [1, 2, 3]
@@ -56,14 +57,14 @@ def test_each_stage_has_its_own_queue():
 
 
 def test_an_outage_and_a_later_try_are_reasons_to_wait():
-    fleet.beat("a", Stage.OCR, 2)
+    live_workers.heartbeat("a", Stage.OCR, 2)
     run = ready_run()
-    servers.mark_out(URL, "refused", misconfigured=False)
+    server_state.mark_out(URL, "refused", misconfigured=False)
     assert show(run.document_id, URL).waiting_for == "ocr_server"
     assert show(run.document_id).waiting_for == "queue"
-    servers.begin_trial(URL)
+    server_state.begin_trial(URL)
     assert show(run.document_id, URL).waiting_for == "queue"
-    servers.mark_answered(URL)
+    server_state.mark_answered(URL)
     leases.release(claim(Stage.OCR), retry_in=60)
     assert show(run.document_id, URL).waiting_for == "retry"
 
@@ -91,14 +92,14 @@ def test_the_status_is_the_current_runs_and_the_newest_is_shown_beside_it():
     assert (view.status, view.error) == ("processed", None)
     assert (view.latest_run.status, view.latest_run.error.code) == ("failed", "ocr_unavailable")
     assert view.latest_run.error.retryable
-    assert catalogue.shown_run_id(document_id) != run.id
+    assert document_queries.shown_run_id(document_id) != run.id
 
 
 def test_a_failed_document_shows_what_it_has_as_incomplete():
     document_id = sim.processed_document(PageState.NATIVE, PageState.FAILED)
     view = show(document_id)
     assert (view.status, view.incomplete, view.error.code) == ("failed", True, "pages_failed")
-    [good, bad] = catalogue.list_pages(catalogue.shown_run_id(document_id))
+    [good, bad] = document_queries.list_pages(document_queries.shown_run_id(document_id))
     assert (good.markdown, good.error) == ("some text", None)
     assert (bad.status, bad.error.code) == ("failed", "page_unrenderable")
 
@@ -121,7 +122,7 @@ def test_documents_without_a_current_run_are_not_incomplete():
     runs.fail(claim(), EncryptedPdf())
     assert (show(locked).status, show(locked).incomplete) == ("failed", False)
     run = ready_run(PageState.NATIVE)
-    lifecycle.cancel(run.document_id)
+    deletion.cancel(run.document_id)
     view = show(run.document_id)
     assert (view.status, view.pages.native, view.incomplete) == ("cancelled", 1, False)
 
@@ -142,19 +143,19 @@ def test_a_run_whose_owner_is_silent_waits_for_a_worker_before_its_lease_ends(se
 
 def test_pages_come_in_order_a_part_at_a_time():
     document_id = sim.processed_document(*[PageState.NATIVE] * 5)
-    run_id = catalogue.shown_run_id(document_id)
-    assert [p.number for p in catalogue.list_pages(run_id, after=2, limit=2)] == [3, 4]
-    assert catalogue.get_page(run_id, 5).number == 5
-    assert catalogue.get_page(run_id, 6) is None
-    assert catalogue.get_page("unknown", 1) is None
+    run_id = document_queries.shown_run_id(document_id)
+    assert [p.number for p in document_queries.list_pages(run_id, after=2, limit=2)] == [3, 4]
+    assert document_queries.get_page(run_id, 5).number == 5
+    assert document_queries.get_page(run_id, 6) is None
+    assert document_queries.get_page("unknown", 1) is None
 
 
 def test_unknown_and_deleted_documents_are_not_shown():
     document_id = sim.add_document()
     sim.execute("UPDATE documents SET deleted_at = now()")
     assert show(document_id) is show("unknown") is None
-    assert catalogue.shown_run_id(document_id) is None
-    assert catalogue.get_source(document_id) is None
+    assert document_queries.shown_run_id(document_id) is None
+    assert document_queries.get_source(document_id) is None
     assert listed() == []
 
 
@@ -168,10 +169,10 @@ def test_every_document_of_a_listing_shows_its_own_warnings():
         warning = {"code": "page_truncated", "message": "cut"}
         for number in range(1, count + 1):
             outcome = StoredPage(number, PageState.TRUNCATED, "t", {}, [warning])
-            pages.store(run, outcome)
+            run_pages.store(run, outcome)
         runs.note_preflight(run, count, [{"code": "repaired_pdf", "message": "mended"}])
         runs.finish(run)
-    views = {view.id: view for view in catalogue.list_documents(Filter(), 10, None)}
+    views = {view.id: view for view in document_queries.list_documents(Filter(), 10, None)}
     assert [len(views[one].warnings) for one in documents] == [201, 2, 201]
     small = views[documents[1]].warnings
     assert [(w.code, w.page) for w in small] == [("repaired_pdf", None), ("page_truncated", 1)]
@@ -189,7 +190,7 @@ def test_a_listing_is_narrowed_and_paged():
     assert listed(collection="a") == [waiting, failed]
     assert listed(error="encrypted_pdf", collection="a") == [failed]
     place, seen = None, []
-    while found := catalogue.list_documents(Filter(after=place), 1, None):
+    while found := document_queries.list_documents(Filter(after=place), 1, None):
         seen.append(found[0].id)
         place = (found[0].created_at, found[0].id)
     assert seen == [waiting, good, failed]
@@ -208,7 +209,7 @@ def test_documents_of_the_same_moment_are_paged_without_loss():
     ids = {sim.add_document() for _ in range(5)}
     sim.execute("UPDATE documents SET created_at = '2026-01-01'")
     place, seen = None, []
-    while found := catalogue.list_documents(Filter(after=place), 2, None):
+    while found := document_queries.list_documents(Filter(after=place), 2, None):
         seen += [one.id for one in found]
         place = (found[-1].created_at, found[-1].id)
     assert sorted(seen) == sorted(ids)
@@ -328,10 +329,10 @@ def test_a_worker_never_reads_through_whole_tables(many):
     def work():
         leases.renew(run, sim.lease())
         leases.holds(run)
-        pages.pending(run)
+        run_pages.pending(run)
         planned_numbers(run)
-        pages.seconds_until_due(run)
-        pages.take_in_hand(run, 1)
+        run_pages.seconds_until_due(run)
+        run_pages.take_in_hand(run, 1)
         sim.read(run, 1)
         leases.release(run)
 
@@ -343,7 +344,7 @@ def test_maintenance_and_lookups_never_read_through_pages_or_documents(many):
         hidden_documents(100)
         leases.release_expired(sim.lease())
         show(f"{7:032x}", URL)
-        catalogue.list_pages(f"{7:032x}")
+        document_queries.list_pages(f"{7:032x}")
         runs.next_claimable(Stage.PREPARE, URL, 8)
 
     assert not {"documents", "pages"} & sequential_scans(look)
@@ -351,7 +352,7 @@ def test_maintenance_and_lookups_never_read_through_pages_or_documents(many):
 
 def test_a_listing_reads_no_table_whole_and_each_waiting_run_once(many):
     """100 of 10,000 waiting: the queue is numbered once, not once for each document."""
-    sent = statements_of(lambda: catalogue.list_documents(Filter(), 100, URL))
+    sent = statements_of(lambda: document_queries.list_documents(Filter(), 100, URL))
     touched = 0
     for statement, parameters in sent:
         for node in plan_of(statement, parameters, analyze=True):
@@ -361,5 +362,5 @@ def test_a_listing_reads_no_table_whole_and_each_waiting_run_once(many):
             if relation == "runs":
                 touched += node["Actual Rows"] * node["Actual Loops"]
     assert WAITING <= touched <= WAITING + ENDED + 2_000
-    views = catalogue.list_documents(Filter(), 100, URL)
+    views = document_queries.list_documents(Filter(), 100, URL)
     assert sorted(view.queue_position for view in views)[-1] > WAITING / 3

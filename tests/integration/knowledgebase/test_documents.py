@@ -5,9 +5,9 @@ import threading
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from rag_service.knowledgebase import documents
-from rag_service.knowledgebase.documents import NewDocument
-from rag_service.knowledgebase.engine import begin
+from rag_service.database import document_rows
+from rag_service.database.document_rows import NewDocument
+from rag_service.database.engine import begin
 from rag_service.states import PageState, RunState
 from tests import simulation as sim
 from tests.simulation import document_row
@@ -18,22 +18,22 @@ SHA = "ab" * 32
 
 def find_by_content(collection="default", sha256=SHA):
     with begin() as connection:
-        return documents.find_by_content(connection, collection, sha256)
+        return document_rows.find_by_content(connection, collection, sha256)
 
 
 def hide(document_id):
     with begin() as connection:
-        return documents.hide(connection, document_id)
+        return document_rows.hide(connection, document_id)
 
 
 def remove(document_id):
     with begin() as connection:
-        documents.remove(connection, document_id)
+        document_rows.remove(connection, document_id)
 
 
 def others_need(document_id, key="sha256/ab/" + SHA):
     with begin() as connection:
-        return documents.others_need(connection, document_id, SHA, key)
+        return document_rows.others_need(connection, document_id, SHA, key)
 
 
 def test_content_is_known_in_its_own_collection_only():
@@ -49,7 +49,7 @@ def test_a_known_document_comes_with_its_newest_run():
     document_id = sim.processed_document(PageState.FAILED)
     sim.add_run(document_id, sim.OTHER_OPTIONS)
     with begin() as connection:
-        known = documents.find(connection, document_id)
+        known = document_rows.find(connection, document_id)
     assert (known.state, known.fingerprint) == (RunState.QUEUED, sim.OTHER_OPTIONS.fingerprint)
 
 
@@ -68,7 +68,7 @@ def test_a_hidden_document_makes_room_for_the_same_file():
     assert find_by_content() is None
     new = sim.add_document(sha256=SHA)
     assert find_by_content().id == new
-    assert [one.id for one in documents.hidden_documents(9)] == [old]
+    assert [one.id for one in document_rows.hidden_documents(9)] == [old]
 
 
 def test_removing_takes_runs_and_pages_along():
@@ -87,14 +87,14 @@ def test_bytes_are_needed_while_another_document_has_them():
     hide(second)
     assert others_need(first), "a hidden document is still to be removed"
     with begin() as connection:
-        documents.set_source(connection, second, "working/own.pdf")
+        document_rows.set_source(connection, second, "working/own.pdf")
     assert not others_need(first)
 
 
 def test_a_file_name_is_made_fit_for_the_database():
     new = NewDocument("default", SHA, "a\x00b\udc80.pdf", "application/pdf", 1)
     with begin() as connection:
-        document_id = documents.insert_document(connection, new, "sha256/ab/" + SHA)
+        document_id = document_rows.insert_document(connection, new, "sha256/ab/" + SHA)
     assert document_row(document_id).filename == "a b.pdf"
 
 
@@ -102,7 +102,7 @@ def test_the_content_lock_lets_one_in_at_a_time():
     inside, most = [], []
 
     def work():
-        with documents.content_lock(SHA):
+        with document_rows.content_lock(SHA):
             inside.append(1)
             most.append(len(inside))
             threading.Event().wait(0.002)
@@ -116,17 +116,17 @@ def test_the_content_lock_lets_one_in_at_a_time():
 
 def test_the_content_lock_is_for_one_content_and_ends_with_an_error():
     def broken():
-        with documents.content_lock(SHA):
+        with document_rows.content_lock(SHA):
             raise KeyError
 
     with pytest.raises(KeyError):
         broken()
-    with documents.content_lock("cd" * 32), documents.content_lock(SHA):
+    with document_rows.content_lock("cd" * 32), document_rows.content_lock(SHA):
         assert len(sim.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'")) == 2
     assert sim.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'") == []
 
 
 def test_no_transaction_is_open_while_bytes_travel():
-    with documents.content_lock(SHA):
+    with document_rows.content_lock(SHA):
         idle = "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'"
         assert sim.rows(idle) == []

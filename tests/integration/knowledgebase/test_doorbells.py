@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.knowledgebase import fleet, leases
-from rag_service.knowledgebase.engine import begin
-from rag_service.knowledgebase.fleet import WorkerLoad, doorbells_wanted
+from rag_service.database.engine import begin
+from rag_service.jobs import leases, live_workers
+from rag_service.jobs.live_workers import WorkerLoad, wake_ups_wanted
 from rag_service.states import PageState, Priority, Stage
 from tests import simulation as sim
 from tests.simulation import at_once, claim, try_claim
@@ -33,9 +33,9 @@ def test_doorbells_are_as_many_as_free_forks_can_claim(workers, interactive, bul
                 waiting["bulk"], held, taken = waiting["bulk"] - 1, held + 1, taken + 1
             elif waiting["interactive"]:
                 waiting["interactive"], taken = waiting["interactive"] - 1, taken + 1
-    assert doorbells_wanted(workers, interactive, bulk) >= taken
+    assert wake_ups_wanted(workers, interactive, bulk) >= taken
     free = sum(worker.forks - worker.busy for worker in workers)
-    assert doorbells_wanted(workers, interactive, bulk) <= min(free, interactive + bulk)
+    assert wake_ups_wanted(workers, interactive, bulk) <= min(free, interactive + bulk)
 
 
 @pytest.mark.parametrize(
@@ -54,19 +54,19 @@ def test_doorbells_are_as_many_as_free_forks_can_claim(workers, interactive, bul
 )
 def test_the_reserve_is_counted(forks, busy, bulk, interactive, waiting, wanted):
     load = WorkerLoad("w", Stage.OCR, forks, busy, bulk)
-    assert doorbells_wanted([load], interactive, waiting) == wanted
+    assert wake_ups_wanted([load], interactive, waiting) == wanted
 
 
 def test_doorbells_in_the_number_wanted_lead_to_as_many_claims(settings):
     for number in range(5):
-        fleet.beat("worker", Stage.PREPARE, 4)
+        live_workers.heartbeat("worker", Stage.PREPARE, 4)
         sim.add_document(Priority.INTERACTIVE if number == 4 else Priority.BULK)
-    wanted = doorbells_wanted(
-        fleet.loads(Stage.PREPARE), *fleet.claimable_counts(Stage.PREPARE, None)
+    wanted = wake_ups_wanted(
+        live_workers.loads(Stage.PREPARE), *live_workers.claimable_counts(Stage.PREPARE, None)
     )
     claims = [try_claim(forks=4) for _ in range(6)]
     assert wanted == sum(run is not None for run in claims) == 4
-    [load] = fleet.loads(Stage.PREPARE)
+    [load] = live_workers.loads(Stage.PREPARE)
     assert (load.busy, load.bulk, load.free, load.free_for_bulk) == (4, 3, 0, 0)
 
 
@@ -74,64 +74,66 @@ def test_what_waits_for_a_time_or_a_server_is_not_counted(settings):
     sim.ready_run()
     sim.add_document()
     sim.add_document(Priority.INTERACTIVE)
-    assert fleet.claimable_counts(Stage.PREPARE, None) == (1, 1)
-    assert fleet.claimable_counts(Stage.OCR, None) == (0, 1)
+    assert live_workers.claimable_counts(Stage.PREPARE, None) == (1, 1)
+    assert live_workers.claimable_counts(Stage.OCR, None) == (0, 1)
     leases.release(claim(), retry_in=60)
-    assert fleet.claimable_counts(Stage.PREPARE, None) == (0, 1)
+    assert live_workers.claimable_counts(Stage.PREPARE, None) == (0, 1)
 
 
 def test_workers_are_alive_while_they_are_seen(settings):
-    fleet.beat("a", Stage.OCR, 2)
-    fleet.beat("b", Stage.OCR, 8)
-    fleet.beat("c", Stage.PREPARE, 2)
-    assert [load.id for load in fleet.loads(Stage.OCR)] == ["a", "b"]
+    live_workers.heartbeat("a", Stage.OCR, 2)
+    live_workers.heartbeat("b", Stage.OCR, 8)
+    live_workers.heartbeat("c", Stage.PREPARE, 2)
+    assert [load.id for load in live_workers.loads(Stage.OCR)] == ["a", "b"]
     sim.execute("UPDATE workers SET seen_at = now() - interval '31 s' WHERE id = 'a'")
-    assert [load.id for load in fleet.loads(Stage.OCR)] == ["b"]
-    fleet.beat("a", Stage.OCR, 3)
-    assert [load.forks for load in fleet.loads(Stage.OCR)] == [3, 8]
-    fleet.leave("b")
-    assert [load.id for load in fleet.loads(Stage.OCR)] == ["a"]
+    assert [load.id for load in live_workers.loads(Stage.OCR)] == ["b"]
+    live_workers.heartbeat("a", Stage.OCR, 3)
+    assert [load.forks for load in live_workers.loads(Stage.OCR)] == [3, 8]
+    live_workers.leave("b")
+    assert [load.id for load in live_workers.loads(Stage.OCR)] == ["a"]
 
 
 def test_workers_that_are_long_gone_are_forgotten(settings):
-    fleet.beat("a", Stage.OCR, 2)
-    fleet.beat("b", Stage.OCR, 2)
+    live_workers.heartbeat("a", Stage.OCR, 2)
+    live_workers.heartbeat("b", Stage.OCR, 2)
     sim.execute("UPDATE workers SET seen_at = now() - interval '61 min' WHERE id = 'a'")
-    fleet.forget_dead()
+    live_workers.forget_dead()
     assert [row.id for row in sim.rows("SELECT id FROM workers")] == ["b"]
 
 
 def test_a_load_counts_what_is_held_and_nothing_else(settings):
-    fleet.beat("worker", Stage.PREPARE, 4)
+    live_workers.heartbeat("worker", Stage.PREPARE, 4)
     sim.processed_document(PageState.NATIVE)
     for _ in range(2):
         sim.add_document()
     leases.release(claim())
     claim()
     claim(worker="other")
-    [load] = fleet.loads(Stage.PREPARE)
+    [load] = live_workers.loads(Stage.PREPARE)
     assert (load.busy, load.bulk) == (1, 1)
 
 
 def test_maintenance_has_one_holder_at_a_time(settings):
-    first = fleet.hold_maintenance("a", 30)
+    first = live_workers.hold_maintenance("a", 30)
     assert (first.holder, first.epoch) == ("a", 1)
-    assert fleet.hold_maintenance("b", 30) is None
-    assert fleet.hold_maintenance("a", 30) == first
+    assert live_workers.hold_maintenance("b", 30) is None
+    assert live_workers.hold_maintenance("a", 30) == first
     sim.execute("UPDATE maintenance_lease SET expires_at = now() - interval '1 s'")
-    second = fleet.hold_maintenance("b", 30)
+    second = live_workers.hold_maintenance("b", 30)
     assert second.epoch == 2
-    assert fleet.hold_maintenance("a", 30) is None
-    fleet.leave_maintenance(first)
-    assert fleet.hold_maintenance("a", 30) is None, "a stale holder gave up another's lease"
-    fleet.leave_maintenance(second)
-    assert fleet.hold_maintenance("a", 30).epoch == 3
+    assert live_workers.hold_maintenance("a", 30) is None
+    live_workers.leave_maintenance(first)
+    assert live_workers.hold_maintenance("a", 30) is None, "a stale holder gave up another's lease"
+    live_workers.leave_maintenance(second)
+    assert live_workers.hold_maintenance("a", 30).epoch == 3
     with begin() as connection:
-        assert fleet.maintenance_seen(connection) is not None
+        assert live_workers.maintenance_seen(connection) is not None
 
 
 def test_many_that_ask_for_maintenance_get_one_holder(settings):
     for _ in range(20):
-        held = at_once(*[lambda name=name: fleet.hold_maintenance(name, 30) for name in "abcd"])
+        held = at_once(
+            *[lambda name=name: live_workers.hold_maintenance(name, 30) for name in "abcd"]
+        )
         assert sum(tenure is not None for tenure in held) == 1
         sim.execute("DELETE FROM maintenance_lease")

@@ -3,8 +3,8 @@
 import pytest
 from sqlalchemy import text
 
-from rag_service.knowledgebase import engine
-from rag_service.knowledgebase.engine import begin, single
+from rag_service.database import engine
+from rag_service.database.engine import begin, single
 
 pytestmark = pytest.mark.usefixtures("settings")
 

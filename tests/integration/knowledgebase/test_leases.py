@@ -6,9 +6,10 @@ import uuid
 import pytest
 from sqlalchemy import text
 
+from rag_service.database import document_rows
+from rag_service.database.engine import DatabaseError, begin, get_engine, is_outage
 from rag_service.errors import Internal, LeaseLost
-from rag_service.knowledgebase import documents, leases, pages, runs, servers
-from rag_service.knowledgebase.engine import DatabaseError, begin, get_engine, is_outage
+from rag_service.jobs import leases, run_pages, runs, server_state
 from rag_service.states import PageState, Priority, RunState, Stage
 from tests import simulation as sim
 from tests.simulation import at_once, claim, everything, expire, lease, run_row, try_claim
@@ -94,7 +95,7 @@ def test_a_claim_waits_for_the_runs_time():
 
 def test_an_outage_keeps_only_ocr_waiting():
     sim.ready_run()
-    servers.mark_out("http://ocr", "refused", misconfigured=False)
+    server_state.mark_out("http://ocr", "refused", misconfigured=False)
     assert try_claim(Stage.OCR, server="http://ocr") is None
     sim.add_document()
     assert try_claim(Stage.PREPARE, server="http://ocr") is not None
@@ -231,8 +232,8 @@ def test_the_third_crash_in_hand_names_the_pages_and_ends_the_run():
     run = sim.ready_run(PageState.PENDING, PageState.PENDING)
     for number in range(3):
         held = claim(Stage.OCR, task=f"t{number}")
-        pages.take_in_hand(held, 3)
-        pages.take_in_hand(held, 2)
+        run_pages.take_in_hand(held, 3)
+        run_pages.take_in_hand(held, 2)
         row = crash(run, f"t{number}")
         assert row.crashes == number + 1
     assert (row.state, row.error_code, row.error_retryable) == ("failed", "worker_crashed", False)
@@ -243,11 +244,11 @@ def test_the_third_crash_in_hand_names_the_pages_and_ends_the_run():
 
 def test_a_page_in_an_earlier_claims_hand_is_not_blamed():
     run = sim.ready_run(PageState.PENDING)
-    pages.take_in_hand(claim(Stage.OCR, task="t0"), 1)
+    run_pages.take_in_hand(claim(Stage.OCR, task="t0"), 1)
     crash(run, "t0")
-    pages.take_in_hand(claim(Stage.OCR, task="t1"), 1)
+    run_pages.take_in_hand(claim(Stage.OCR, task="t1"), 1)
     crash(run, "t1")
-    pages.take_in_hand(claim(Stage.OCR, task="t2"), 2)
+    run_pages.take_in_hand(claim(Stage.OCR, task="t2"), 2)
     assert "pages in hand: 2)" in crash(run, "t2").error_message
 
 
@@ -281,9 +282,9 @@ def test_progress_clears_the_counts(progress):
     if progress == "page":
         sim.read(run, 1)
     elif progress == "plan":
-        pages.store_plan(run, [sim.planned(2, PageState.PENDING)])
+        run_pages.store_plan(run, [sim.planned(2, PageState.PENDING)])
     else:
-        assert pages.reuse(run) == 1
+        assert run_pages.reuse(run) == 1
     row = run_row(run.id)
     assert (row.crashes, row.expiries) == (0, 0)
 
@@ -294,7 +295,7 @@ def test_looking_for_pages_to_reuse_is_no_progress():
     sim.add_run(document_id)
     for number in range(3):
         run = claim(task=str(number))
-        pages.reuse(run)
+        run_pages.reuse(run)
         row = crash(run, str(number))
     assert row.state == RunState.FAILED, "crashes were forgotten"
 
@@ -332,14 +333,14 @@ def test_the_time_that_forks_hold_a_run_adds_up():
 
 WRITES = {
     "note_preflight": lambda run: runs.note_preflight(run, 9, []),
-    "store_plan": lambda run: pages.store_plan(run, [sim.planned(7, PageState.NATIVE)]),
-    "store_plan of nothing": lambda run: pages.store_plan(run, []),
-    "reuse": pages.reuse,
+    "store_plan": lambda run: run_pages.store_plan(run, [sim.planned(7, PageState.NATIVE)]),
+    "store_plan of nothing": lambda run: run_pages.store_plan(run, []),
+    "reuse": run_pages.reuse,
     "hand_to_ocr": runs.hand_to_ocr,
     "hand_to_ocr with pages": lambda run: runs.hand_to_ocr(
         run, [sim.planned(7, PageState.PENDING)]
     ),
-    "take_in_hand": lambda run: pages.take_in_hand(run, 1),
+    "take_in_hand": lambda run: run_pages.take_in_hand(run, 1),
     "store": lambda run: sim.read(run, 1),
     "store for later": lambda run: sim.read(run, 1, retry_in=5),
     "finish": runs.finish,
@@ -370,7 +371,7 @@ def lose_to_a_cancel(run):
 
 def lose_to_a_removal(run):
     with begin() as connection:
-        documents.remove(connection, run.document_id)
+        document_rows.remove(connection, run.document_id)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
+from rag_service.database.engine import begin
 from rag_service.errors import OcrRejected, PageTimeout
-from rag_service.knowledgebase import pages, runs
-from rag_service.knowledgebase.engine import begin
-from rag_service.knowledgebase.pages import PendingPage, PlannedRow, StoredPage
+from rag_service.jobs import run_pages, runs
+from rag_service.jobs.run_pages import PendingPage, PlannedRow, StoredPage
 from rag_service.states import GOOD, LayoutMode, PageState, Stage
 from tests import simulation as sim
 from tests.simulation import claim, page_row, planned_numbers
@@ -30,21 +30,21 @@ def test_a_plan_says_what_is_done_and_what_remains():
     states = [PageState.NATIVE, PageState.PENDING, PageState.BLANK, PageState.FAILED]
     sim.plan(run, *states)
     assert planned_numbers(run) == {1, 2, 3, 4}
-    assert pages.pending(run) == [PendingPage(2, 0, False)]
+    assert run_pages.pending(run) == [PendingPage(2, 0, False)]
     stored = [page_row(run.id, number) for number in range(1, 5)]
     assert [row.state for row in stored] == states
     assert [row.stored_at is not None for row in stored] == [True, False, True, True]
     assert (stored[3].error_code, stored[3].error_retryable) == ("page_unrenderable", False)
     assert (stored[0].markdown, stored[0].fingerprint) == ("some text", run.fingerprint)
     with begin() as connection:
-        assert pages.failed_numbers(connection, run.id) == [4]
+        assert run_pages.failed_numbers(connection, run.id) == [4]
 
 
 def test_a_page_that_is_planned_already_keeps_what_it_has():
     run = held_run()
     sim.read(run, 1)
     before = page_row(run.id, 1)
-    pages.store_plan(run, [sim.planned(n, PageState.PENDING) for n in (1, 2)])
+    run_pages.store_plan(run, [sim.planned(n, PageState.PENDING) for n in (1, 2)])
     assert page_row(run.id, 1) == before
     assert page_row(run.id, 2).state == PageState.PENDING
 
@@ -60,7 +60,7 @@ def test_a_done_page_is_stored_once():
 
 def test_what_is_known_of_a_read_page_is_kept():
     run = held_run()
-    pages.take_in_hand(run, 1)
+    run_pages.take_in_hand(run, 1)
     assert page_row(run.id, 1).hand_epoch == run.epoch
     columns = {
         "finish_reason": "stop",
@@ -82,7 +82,7 @@ def test_what_is_known_of_a_read_page_is_kept():
 def test_a_page_that_failed_says_why():
     run = held_run()
     error = OcrRejected("400: \x00 no")
-    pages.store(run, StoredPage(1, PageState.FAILED, "", {}, error=error))
+    run_pages.store(run, StoredPage(1, PageState.FAILED, "", {}, error=error))
     row = page_row(run.id, 1)
     assert (row.state, row.error_code, row.error_message) == ("failed", "ocr_rejected", "400:   no")
     assert row.error_retryable is False
@@ -91,13 +91,13 @@ def test_a_page_that_failed_says_why():
 def test_a_later_try_waits_its_time_and_is_counted():
     run = held_run(PageState.PENDING)
     sim.read(run, 1, PageState.PENDING, retry_in=3600)
-    assert pages.pending(run) == [PendingPage(1, 1, True), PendingPage(2, 0, False)]
+    assert run_pages.pending(run) == [PendingPage(1, 1, True), PendingPage(2, 0, False)]
     assert page_row(run.id, 1).stored_at is None
     sim.read(run, 2)
-    assert 3590 < pages.seconds_until_due(run) <= 3600
+    assert 3590 < run_pages.seconds_until_due(run) <= 3600
     sim.execute("UPDATE pages SET retry_at = now() - interval '1 s' WHERE number = 1")
-    assert pages.pending(run) == [PendingPage(1, 1, False)]
-    assert pages.seconds_until_due(run) == 0
+    assert run_pages.pending(run) == [PendingPage(1, 1, False)]
+    assert run_pages.seconds_until_due(run) == 0
     sim.read(run, 1)
     assert (page_row(run.id, 1).tries, page_row(run.id, 1).retry_at) == (1, None)
 
@@ -105,7 +105,7 @@ def test_a_later_try_waits_its_time_and_is_counted():
 def test_a_page_that_may_be_read_now_is_due_although_others_wait():
     run = held_run(PageState.PENDING)
     sim.read(run, 1, PageState.PENDING, retry_in=3600)
-    assert pages.pending(run)[1] == PendingPage(2, 0, False)
+    assert run_pages.pending(run)[1] == PendingPage(2, 0, False)
 
 
 def test_the_plans_warnings_stay_beside_the_readers():
@@ -113,9 +113,9 @@ def test_the_plans_warnings_stay_beside_the_readers():
     run = claim()
     row = sim.planned(1, PageState.PENDING)
     warning = {"code": "text_layer_rejected", "message": "garbled"}
-    pages.store_plan(run, [PlannedRow(1, "ocr", "", row.state, 1, 1, warnings=[warning])])
+    run_pages.store_plan(run, [PlannedRow(1, "ocr", "", row.state, 1, 1, warnings=[warning])])
     cut = {"code": "page_truncated", "message": "cut"}
-    pages.store(run, StoredPage(1, PageState.TRUNCATED, "t", {}, warnings=[cut]))
+    run_pages.store(run, StoredPage(1, PageState.TRUNCATED, "t", {}, warnings=[cut]))
     assert page_row(run.id, 1).warnings == [warning, cut]
 
 
@@ -133,7 +133,7 @@ def test_no_text_from_outside_is_refused_by_the_database(words):
     remark = {"code": words[0], "message": words[1], words[2]: [words[3], {words[4]: 1}]}
     runs.note_preflight(run, 2, [remark])
     error = PageTimeout(words[5] or None)
-    pages.store_plan(
+    run_pages.store_plan(
         run,
         [
             PlannedRow(1, "ocr", words[6], PageState.PENDING, 1, 1, words[7], [remark]),
@@ -141,7 +141,7 @@ def test_no_text_from_outside_is_refused_by_the_database(words):
         ],
     )
     columns = {"engine": words[8], "model": words[9], "finish_reason": words[0]}
-    pages.store(run, StoredPage(1, PageState.OCR, words[1], columns, [remark]))
+    run_pages.store(run, StoredPage(1, PageState.OCR, words[1], columns, [remark]))
     stored = page_row(run.id, 1)
     assert stored.markdown == sim_clean(words[1])
     assert stored.engine == sim_clean(words[8])
@@ -176,7 +176,7 @@ def read_run(*states, prefix="text"):
     sim.plan(run, *[PageState.PENDING] * len(states))
     for number, state in enumerate(states, start=1):
         outcome = StoredPage(number, state, f"{prefix} {number}", {"engine": "e", "seconds": 2.0})
-        pages.store(run, outcome)
+        run_pages.store(run, outcome)
     runs.finish(run)
     return run
 
@@ -186,14 +186,14 @@ def test_good_pages_of_equal_options_are_taken_over_and_failed_ones_are_not():
     first = sim.newest_run(document_id)
     sim.add_run(document_id)
     run = claim()
-    assert pages.reuse(run) == len(GOOD)
+    assert run_pages.reuse(run) == len(GOOD)
     assert planned_numbers(run) == {1, 2, 3, 4, 5}
     for number, state in enumerate(ALL_STATES[:-1], start=1):
         old, new = page_row(first.id, number), page_row(run.id, number)
         assert (new.state, new.markdown, new.reused) == (state, f"text {number}", True)
         assert (new.engine, new.seconds, new.stored_at) == ("e", 2.0, old.stored_at)
         assert (new.plan_reason, new.tries, new.hand_epoch) == ("reused", 0, None)
-    assert pages.reuse(run) == 0
+    assert run_pages.reuse(run) == 0
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_good_pages_of_equal_options_are_taken_over_and_failed_ones_are_not():
 def test_other_options_take_nothing_over(options):
     document_id = read_document(PageState.OCR, PageState.NATIVE)
     sim.add_run(document_id, options)
-    assert pages.reuse(claim()) == 0
+    assert run_pages.reuse(claim()) == 0
 
 
 def test_beside_pages_to_redo_all_that_answers_stays_whatever_it_was_read_with():
@@ -218,7 +218,7 @@ def test_beside_pages_to_redo_all_that_answers_stays_whatever_it_was_read_with()
     sim.add_run(document_id, other, redo_pages=[1, 2])
     run = claim()
     assert run.redo_pages == (1, 2)
-    assert pages.reuse(run) == 1
+    assert run_pages.reuse(run) == 1
     assert planned_numbers(run) == {3}
     assert page_row(run.id, 3).fingerprint == sim.OPTIONS.fingerprint
 
@@ -234,7 +234,7 @@ def test_of_pages_that_stay_the_one_that_answers_comes_first():
     assert answers == newer.id
     sim.execute("UPDATE runs SET redo_pages = '{2}' WHERE number = 3")
     run = claim()
-    assert pages.reuse(run) == 2
+    assert run_pages.reuse(run) == 2
     assert page_row(run.id, 1).markdown == "text 1"
     assert page_row(run.id, 3).markdown == "newer 3"
 
@@ -245,7 +245,7 @@ def test_the_newest_good_page_is_taken_over_though_a_newer_one_failed():
     read_run(PageState.OCR, PageState.FAILED, prefix="newer")
     sim.add_run(document_id)
     run = claim()
-    assert pages.reuse(run) == 2
+    assert run_pages.reuse(run) == 2
     assert page_row(run.id, 1).markdown == "newer 1"
     assert page_row(run.id, 2).markdown == "text 2"
 
@@ -256,7 +256,7 @@ def test_a_run_goes_back_to_pages_from_before_a_run_with_other_options():
     read_run(PageState.OCR, prefix="forced")
     sim.add_run(document_id)
     run = claim()
-    assert pages.reuse(run) == 1
+    assert run_pages.reuse(run) == 1
     assert page_row(run.id, 1).markdown == "text 1"
 
 
@@ -266,22 +266,22 @@ def test_pages_of_a_cancelled_run_are_taken_over():
     sim.execute("UPDATE runs SET state = 'cancelled'")
     sim.add_run(held.document_id)
     run = claim()
-    assert pages.reuse(run) == 1
+    assert run_pages.reuse(run) == 1
     assert planned_numbers(run) == {1}
 
 
 def test_no_page_comes_from_another_document():
     read_document(PageState.OCR)
     sim.add_document()
-    assert pages.reuse(claim()) == 0
+    assert run_pages.reuse(claim()) == 0
 
 
 def test_what_the_new_run_has_already_is_not_replaced():
     document_id = read_document(PageState.OCR, PageState.OCR)
     sim.add_run(document_id)
     run = claim()
-    pages.store_plan(run, [sim.planned(1, PageState.PENDING)])
-    assert pages.reuse(run) == 1
+    run_pages.store_plan(run, [sim.planned(1, PageState.PENDING)])
+    assert run_pages.reuse(run) == 1
     assert page_row(run.id, 1).state == PageState.PENDING
 
 
@@ -290,5 +290,5 @@ def test_reuse_twice_at_once_copies_each_page_once():
     for _ in range(10):
         sim.add_run(document_id)
         run = claim()
-        assert sum(sim.at_once(*[lambda run=run: pages.reuse(run)] * 4)) == 5
+        assert sum(sim.at_once(*[lambda run=run: run_pages.reuse(run)] * 4)) == 5
         sim.execute("UPDATE runs SET state = 'cancelled' WHERE id = :id", id=run.id)

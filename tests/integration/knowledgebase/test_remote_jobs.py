@@ -5,16 +5,17 @@ import threading
 import pytest
 from sqlalchemy import text
 
-from rag_service import lifecycle
+from rag_service.config.loader import get_settings
+from rag_service.database import document_rows
+from rag_service.database.engine import begin
+from rag_service.documents import deletion
+from rag_service.documents.storage import DocumentStore
 from rag_service.errors import LeaseLost, RemoteJobFailed
-from rag_service.knowledgebase import documents, leases, remote_jobs, runs
-from rag_service.knowledgebase.engine import begin
-from rag_service.knowledgebase.pages import StoredPage
-from rag_service.knowledgebase.remote_jobs import FreePages
-from rag_service.runpod.jobs import token_digest
-from rag_service.settings import get_settings
+from rag_service.jobs import leases, remote_jobs, runs
+from rag_service.jobs.remote_jobs import FreePages
+from rag_service.jobs.run_pages import StoredPage
+from rag_service.runpod.job_rules import token_digest
 from rag_service.states import JobOutcome, PageState, PostReason, RunState, Stage
-from rag_service.storage import DocumentStore
 from tests import simulation as sim
 from tests.posts import (
     again,
@@ -433,11 +434,11 @@ def test_a_token_that_no_post_has_is_not_known():
 def test_a_deleted_document_stays_until_its_last_job_has_ended(settings):
     run = held_run(2)
     jobs = [live_job(run, 1), live_job(run, 2)]
-    lifecycle.delete(run.document_id)
+    deletion.delete(run.document_id)
     store = DocumentStore(get_settings())
     for job in jobs:
-        assert documents.hidden_documents(10) == []
-        assert lifecycle.remove_hidden(store) == 0
+        assert document_rows.hidden_documents(10) == []
+        assert deletion.remove_hidden(store) == 0
         settle(job, outcome=JobOutcome.CANCELLED)
-    assert lifecycle.remove_hidden(store) == 1
+    assert deletion.remove_hidden(store) == 1
     assert sim.rows("SELECT 1 FROM remote_jobs") == []

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from rag_service.errors import RemoteJobFailed
-from rag_service.knowledgebase import catalogue, leases, remote_endpoints, remote_jobs, runs
-from rag_service.knowledgebase.job_listing import job_totals, list_jobs
-from rag_service.knowledgebase.pages import StoredPage
-from rag_service.knowledgebase.remote_endpoints import LiveJobs
+from rag_service.jobs import leases, remote_endpoints, remote_jobs, runs
+from rag_service.jobs.remote_endpoints import LiveJobs
+from rag_service.jobs.run_pages import StoredPage
+from rag_service.knowledgebase import document_queries
+from rag_service.knowledgebase.job_queries import job_totals, list_jobs
 from rag_service.states import JobOutcome, PageState, PostReason, Stage
 from tests import simulation as sim
 from tests.posts import (
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("settings")
 
 
 def shown(run: Any) -> Any:
-    return catalogue.get_document(run.document_id, None)
+    return document_queries.get_document(run.document_id, None)
 
 
 def endpoint(long: float = 600) -> LiveJobs:
@@ -77,7 +78,7 @@ def test_a_fork_that_is_gone_is_waited_for_before_its_jobs() -> None:
 def test_a_page_that_never_came_to_be_read_is_not_pending_for_ever(how: str) -> None:
     run = held_run(2)
     sim.read(run, 1)
-    assert [page.status for page in catalogue.list_pages(run.id)] == ["ocr", "pending"]
+    assert [page.status for page in document_queries.list_pages(run.id)] == ["ocr", "pending"]
     if how == "cancelled":
         cancel(run)
     elif how == "failed":
@@ -85,8 +86,8 @@ def test_a_page_that_never_came_to_be_read_is_not_pending_for_ever(how: str) -> 
     else:
         leases.release_crashed("worker", _task(run), sim.lease(crash_limit=1))
     assert shown(run).latest_run.status in {"cancelled", "failed"}
-    assert [page.status for page in catalogue.list_pages(run.id)] == ["ocr", "not_read"]
-    page = catalogue.get_page(run.id, 2)
+    assert [page.status for page in document_queries.list_pages(run.id)] == ["ocr", "not_read"]
+    page = document_queries.get_page(run.id, 2)
     assert page is not None
     assert (page.status, page.error) == ("not_read", None)
     assert sim.page_row(run.id, 2).state == PageState.PENDING

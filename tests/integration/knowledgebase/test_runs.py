@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from rag_service.database import document_rows
+from rag_service.database.engine import begin
 from rag_service.errors import (
     AlreadyActive,
     Cancelled,
@@ -12,9 +14,8 @@ from rag_service.errors import (
     NotFound,
     OcrRejected,
 )
-from rag_service.knowledgebase import documents, leases, pages, runs
-from rag_service.knowledgebase.engine import begin
-from rag_service.knowledgebase.runs import RunOptions
+from rag_service.jobs import leases, run_pages, runs
+from rag_service.jobs.runs import RunOptions
 from rag_service.states import LayoutMode, PageState, Priority, RunState, Stage
 from tests import simulation as sim
 from tests.simulation import at_once, claim, document_row, newest_run, run_row
@@ -30,7 +31,7 @@ def cancel(document_id):
 
 def hide(document_id):
     with begin() as connection:
-        return documents.hide(connection, document_id)
+        return document_rows.hide(connection, document_id)
 
 
 def test_the_fingerprint_tells_any_two_options_apart():
@@ -102,7 +103,7 @@ def test_the_last_planned_pages_are_stored_as_the_run_is_handed_on():
     sim.execute("UPDATE runs SET crashes = 1")
     runs.hand_to_ocr(run, [sim.planned(2, PageState.PENDING)])
     assert run_row(run.id).crashes == 0
-    assert [page.number for page in pages.pending(claim(Stage.OCR))] == [2]
+    assert [page.number for page in run_pages.pending(claim(Stage.OCR))] == [2]
 
 
 def test_a_finish_that_broke_off_is_taken_up_again():
@@ -186,7 +187,7 @@ def test_a_deleted_document_gets_no_new_run():
     hidden, gone = (sim.processed_document(PageState.NATIVE) for _ in range(2))
     hide(hidden)
     with begin() as connection:
-        documents.remove(connection, gone)
+        document_rows.remove(connection, gone)
     for document_id in (hidden, gone, "unknown"):
         with pytest.raises(NotFound):
             sim.add_run(document_id)
@@ -294,6 +295,6 @@ def test_finish_and_storing_the_last_page_agree():
     run = sim.ready_run()
     held = claim(Stage.OCR)
     sim.read(held, 1)
-    assert pages.pending(held) == []
+    assert run_pages.pending(held) == []
     assert runs.finish(held) is RunState.PROCESSED
     assert document_row(run.document_id).current_run_id == run.id

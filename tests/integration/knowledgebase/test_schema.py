@@ -13,14 +13,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import NullPool, create_engine, make_url, text
 
+from rag_service.database import schema
+from rag_service.database.engine import get_engine
+from rag_service.database.models import Base
 from rag_service.errors import ConfigurationError
-from rag_service.knowledgebase import pages, schema
-from rag_service.knowledgebase.engine import get_engine
-from rag_service.knowledgebase.models import Base
+from rag_service.jobs import run_pages
 from rag_service.states import LayoutMode
 from tests import simulation as sim
 
-MIGRATE = "from rag_service.knowledgebase.schema import migrate; print(migrate())"
+MIGRATE = "from rag_service.database.schema import migrate; print(migrate())"
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +108,7 @@ def test_several_processes_that_migrate_at_once_wait_for_each_other():
 def test_a_migration_that_takes_longer_than_our_lock_limit_is_waited_for(monkeypatch):
     done = []
     thread = threading.Thread(target=lambda: done.append(schema.migrate()))
-    monkeypatch.setattr("rag_service.knowledgebase.engine.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("rag_service.database.engine.LOCK_SECONDS", 0.1)
     with get_engine().connect() as connection:
         assert connection.scalar(text("SHOW lock_timeout")) == "100ms"
         connection.execute(text(f"SELECT pg_advisory_lock({schema._MIGRATION_LOCK})"))
@@ -142,6 +143,6 @@ def test_pages_read_before_there_were_regions_are_whole_pages_and_still_reused()
     assert sim.page_row("r", 1).regions == []
     assert sim.run_row("r").layout == "page"
     sim.add_run(document_id, replace(sim.OPTIONS, layout=LayoutMode.PAGE))
-    assert pages.reuse(sim.claim()) == 1
+    assert run_pages.reuse(sim.claim()) == 1
     move(command.downgrade, "0002")
     assert {row.fingerprint for row in sim.rows("SELECT fingerprint FROM runs")} != {"before"}

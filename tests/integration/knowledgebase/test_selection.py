@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from rag_service.database.engine import begin
 from rag_service.errors import EncryptedPdf, OcrUnavailable, WorkerCrashed
-from rag_service.knowledgebase import runs
-from rag_service.knowledgebase.engine import begin
+from rag_service.jobs import runs
 from rag_service.knowledgebase.selection import (
     Selectors,
     reused_pages,

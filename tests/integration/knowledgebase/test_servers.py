@@ -2,9 +2,9 @@
 
 import pytest
 
+from rag_service.database.engine import begin
 from rag_service.errors import OcrUnavailable
-from rag_service.knowledgebase import leases, runs, servers
-from rag_service.knowledgebase.engine import begin
+from rag_service.jobs import leases, runs, server_state
 from rag_service.states import PageState, Priority, RunState, ServerState, Stage
 from tests import simulation as sim
 from tests.simulation import at_once, claim, ready_run, run_row, try_claim
@@ -15,7 +15,7 @@ DAY = 86400
 
 
 def mark_out(**wishes):
-    return servers.mark_out(URL, "refused", **{"misconfigured": False, **wishes})
+    return server_state.mark_out(URL, "refused", **{"misconfigured": False, **wishes})
 
 
 def claim_ocr(**wishes):
@@ -23,7 +23,7 @@ def claim_ocr(**wishes):
 
 
 def state():
-    return servers.get(URL).state
+    return server_state.get(URL).state
 
 
 def pass_time(interval):
@@ -33,55 +33,55 @@ def pass_time(interval):
 
 def test_nothing_is_known_at_first_and_nothing_is_held_back():
     ready_run()
-    assert servers.get(URL) is None
+    assert server_state.get(URL) is None
     assert claim_ocr() is not None
 
 
 @pytest.mark.parametrize("misconfigured", [False, True])
 def test_an_outage_is_one_from_its_first_note_on(misconfigured):
     mark_out(misconfigured=misconfigured)
-    first = servers.get(URL)
+    first = server_state.get(URL)
     expected = ServerState.MISCONFIGURED if misconfigured else ServerState.DOWN
     assert (first.state, first.message) == (expected, "refused")
-    servers.mark_out(URL, "still", misconfigured=misconfigured)
-    again = servers.get(URL)
+    server_state.mark_out(URL, "still", misconfigured=misconfigured)
+    again = server_state.get(URL)
     assert (again.message, again.down_since) == ("still", first.down_since)
 
 
 def test_an_outage_is_news_once_in_each_way():
     news = [mark_out(), mark_out(), mark_out(misconfigured=True), mark_out(misconfigured=True)]
     assert news == [True, False, True, False]
-    servers.mark_answered(URL)
+    server_state.mark_answered(URL)
     assert mark_out()
 
 
 def test_alarms_stand_beside_the_state_until_they_are_taken_back():
-    servers.mark_answered(URL)
-    assert servers.get(URL).alarms == {}
-    servers.set_alarms(URL, {"ocr_server": "down: a\nb: c", "no_gpu_workers": "none: \ud800"})
-    assert servers.get(URL).alarms == {"ocr_server": "down: a b: c", "no_gpu_workers": "none:"}
+    server_state.mark_answered(URL)
+    assert server_state.get(URL).alarms == {}
+    server_state.set_alarms(URL, {"ocr_server": "down: a\nb: c", "no_gpu_workers": "none: \ud800"})
+    assert server_state.get(URL).alarms == {"ocr_server": "down: a b: c", "no_gpu_workers": "none:"}
     mark_out()
-    servers.mark_answered(URL)
-    assert len(servers.get(URL).alarms) == 2
-    servers.set_alarms(URL, {})
-    assert servers.get(URL).alarms == {}
+    server_state.mark_answered(URL)
+    assert len(server_state.get(URL).alarms) == 2
+    server_state.set_alarms(URL, {})
+    assert server_state.get(URL).alarms == {}
 
 
 def test_a_servers_words_are_made_fit_for_the_database():
-    servers.mark_out(URL, "body: \x00\ud800 end", misconfigured=True)
-    servers.mark_out(URL, "again: \x00\ud800 end", misconfigured=True)
-    assert servers.get(URL).message == "again:   end"
+    server_state.mark_out(URL, "body: \x00\ud800 end", misconfigured=True)
+    server_state.mark_out(URL, "again: \x00\ud800 end", misconfigured=True)
+    assert server_state.get(URL).message == "again:   end"
 
 
 def test_an_answered_page_ends_the_outage():
     run = ready_run()
     mark_out()
     moment = sim.one("SELECT clock_timestamp() AS now").now
-    assert servers.get(URL).last_success_at is None
-    servers.mark_answered(URL)
-    record = servers.get(URL)
+    assert server_state.get(URL).last_success_at is None
+    server_state.mark_answered(URL)
+    record = server_state.get(URL)
     assert record.last_success_at > moment
-    assert servers.get("http://other") is None
+    assert server_state.get("http://other") is None
     assert (record.state, record.message, record.down_since) == (ServerState.UP, "", None)
     assert claim_ocr().id == run.id
 
@@ -90,11 +90,11 @@ def test_exactly_one_run_tries_and_an_answer_lets_all_others_go_on():
     parked = [ready_run().id for _ in range(4)]
     mark_out()
     assert claim_ocr() is None
-    assert servers.begin_trial(URL) == parked[0]
+    assert server_state.begin_trial(URL) == parked[0]
     assert state() is ServerState.TRIAL
     taken = [run for run in at_once(*[claim_ocr] * 4) if run is not None]
     assert [run.id for run in taken] == parked[:1]
-    servers.mark_answered(URL)
+    server_state.mark_answered(URL)
     assert {claim_ocr().id for _ in range(3)} == set(parked[1:])
 
 
@@ -102,7 +102,7 @@ def test_two_probes_at_once_begin_one_trial():
     for _ in range(20):
         ready_run()
         mark_out()
-        begun = at_once(*[lambda: servers.begin_trial(URL)] * 4)
+        begun = at_once(*[lambda: server_state.begin_trial(URL)] * 4)
         assert sum(run_id is not None for run_id in begun) == 1
         taken = at_once(*[claim_ocr] * 4)
         assert sum(run is not None for run in taken) == 1
@@ -112,7 +112,7 @@ def test_the_most_urgent_run_tries():
     ready_run()
     urgent = ready_run(priority=Priority.INTERACTIVE)
     mark_out()
-    assert servers.begin_trial(URL) == urgent.id
+    assert server_state.begin_trial(URL) == urgent.id
 
 
 def test_a_run_that_waits_for_its_time_does_not_hold_up_the_trial():
@@ -120,7 +120,7 @@ def test_a_run_that_waits_for_its_time_does_not_hold_up_the_trial():
     leases.release(claim(Stage.OCR), retry_in=3600)
     assert run_row(waiting.id).retry_at is not None
     mark_out()
-    assert servers.begin_trial(URL) == due.id
+    assert server_state.begin_trial(URL) == due.id
     assert claim_ocr().id == due.id
 
 
@@ -128,31 +128,31 @@ def test_where_all_wait_for_their_time_the_server_stays_out():
     run = ready_run()
     leases.release(claim(Stage.OCR), retry_in=3600)
     mark_out()
-    assert servers.begin_trial(URL) is None
+    assert server_state.begin_trial(URL) is None
     assert state() is ServerState.DOWN
     sim.execute("UPDATE runs SET retry_at = now() - interval '1 s'")
-    assert servers.begin_trial(URL) == run.id
+    assert server_state.begin_trial(URL) == run.id
 
 
 def test_a_trial_that_waits_for_a_later_try_gives_its_turn_to_others():
     first, second = ready_run(), ready_run()
     mark_out()
-    assert servers.begin_trial(URL) == first.id
+    assert server_state.begin_trial(URL) == first.id
     leases.release(claim_ocr(), retry_in=60)
-    servers.end_stale_trial(URL)
-    assert servers.begin_trial(URL) == second.id
+    server_state.end_stale_trial(URL)
+    assert server_state.begin_trial(URL) == second.id
 
 
 def test_a_failed_trial_parks_all_again():
     first, second = ready_run(), ready_run()
     mark_out()
-    assert servers.begin_trial(URL) == first.id
+    assert server_state.begin_trial(URL) == first.id
     held = claim_ocr()
     mark_out()
     leases.release(held)
     assert claim_ocr() is None
     # The one that has not brought the server down yet.
-    assert servers.begin_trial(URL) == second.id
+    assert server_state.begin_trial(URL) == second.id
     row = run_row(first.id)
     assert (row.crashes, row.expiries) == (0, 0)
 
@@ -160,25 +160,25 @@ def test_a_failed_trial_parks_all_again():
 def test_a_run_that_sends_nothing_gives_its_turn_to_others():
     first, second = ready_run(), ready_run()
     mark_out()
-    assert servers.begin_trial(URL) == first.id
+    assert server_state.begin_trial(URL) == first.id
     assert claim_ocr().id == first.id
-    servers.pass_trial(URL, second.id)
+    server_state.pass_trial(URL, second.id)
     assert state() is ServerState.TRIAL
-    servers.pass_trial(URL, first.id)
+    server_state.pass_trial(URL, first.id)
     assert state() is ServerState.DOWN
-    assert servers.begin_trial(URL) == second.id
-    servers.mark_answered(URL)
-    servers.pass_trial(URL, second.id)
+    assert server_state.begin_trial(URL) == second.id
+    server_state.mark_answered(URL)
+    server_state.pass_trial(URL, second.id)
     assert state() is ServerState.UP
 
 
 def test_a_trial_outlives_the_crash_of_its_worker():
     run = ready_run()
     mark_out()
-    servers.begin_trial(URL)
+    server_state.begin_trial(URL)
     claim_ocr(task="t")
     leases.release_crashed("worker", "t", sim.lease())
-    servers.end_stale_trial(URL)
+    server_state.end_stale_trial(URL)
     assert state() is ServerState.TRIAL
     assert claim_ocr().id == run.id
 
@@ -188,39 +188,39 @@ def test_a_trial_whose_run_has_ended_is_over(how):
     run = ready_run()
     other = ready_run()
     mark_out()
-    assert servers.begin_trial(URL) == run.id
+    assert server_state.begin_trial(URL) == run.id
     if how == "removed":
         sim.execute("DELETE FROM runs WHERE id = :id", id=run.id)
     else:
         sim.execute("UPDATE runs SET state = :how WHERE id = :id", how=how, id=run.id)
     assert claim_ocr() is None
-    servers.end_stale_trial(URL)
+    server_state.end_stale_trial(URL)
     assert state() is ServerState.DOWN
-    assert servers.begin_trial(URL) == other.id
+    assert server_state.begin_trial(URL) == other.id
 
 
 @pytest.mark.parametrize("held", [False, True])
 def test_a_trial_that_goes_on_is_left_alone(held):
     ready_run()
     mark_out()
-    servers.begin_trial(URL)
+    server_state.begin_trial(URL)
     if held:
         claim_ocr()
-    servers.end_stale_trial(URL)
+    server_state.end_stale_trial(URL)
     assert state() is ServerState.TRIAL
 
 
 def test_a_server_that_nobody_waits_for_counts_as_up():
     mark_out()
-    assert servers.begin_trial(URL) is None
-    record = servers.get(URL)
+    assert server_state.begin_trial(URL) is None
+    record = server_state.get(URL)
     assert (record.state, record.down_since, record.message) == (ServerState.UP, None, "")
 
 
 def test_a_server_that_is_up_needs_no_trial():
     ready_run()
-    servers.mark_answered(URL)
-    assert servers.begin_trial(URL) is None
+    server_state.mark_answered(URL)
+    assert server_state.begin_trial(URL) is None
     assert state() is ServerState.UP
 
 
@@ -229,9 +229,9 @@ def test_parked_runs_fail_once_the_outage_has_lasted_its_limit():
     sim.add_document()
     mark_out()
     pass_time("23 hours 59 minutes")
-    assert servers.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
+    assert server_state.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
     pass_time("2 minutes")
-    assert servers.fail_long_parked(URL, DAY, OcrUnavailable("refused")) == 1
+    assert server_state.fail_long_parked(URL, DAY, OcrUnavailable("refused")) == 1
     row = run_row(run.id)
     assert (row.state, row.error_code, row.error_retryable) == ("failed", "ocr_unavailable", True)
     assert sim.document_row(run.document_id).current_run_id == run.id
@@ -242,7 +242,7 @@ def test_a_run_that_came_late_into_an_outage_has_its_own_time():
     mark_out()
     pass_time("3 days")
     run = ready_run()
-    assert servers.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
+    assert server_state.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
     assert run_row(run.id).state == RunState.READY
 
 
@@ -250,27 +250,27 @@ def test_a_run_that_was_long_at_work_does_not_fail_with_the_outage_that_begins()
     ready_run()
     pass_time("3 days")
     mark_out()
-    assert servers.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
+    assert server_state.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
 
 
 def test_an_answered_page_begins_the_time_anew():
     ready_run()
     mark_out()
     pass_time("3 days")
-    servers.mark_answered(URL)
-    assert servers.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
+    server_state.mark_answered(URL)
+    assert server_state.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
     mark_out()
-    assert servers.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
+    assert server_state.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
 
 
 def test_a_run_that_is_being_claimed_for_the_trial_does_not_fail():
     run = ready_run()
     mark_out()
     pass_time("2 days")
-    servers.begin_trial(URL)
+    server_state.begin_trial(URL)
     with begin() as connection:
         connection.exec_driver_sql("UPDATE runs SET state = 'ocr'")
-        assert servers.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
+        assert server_state.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
     assert run_row(run.id).state == RunState.OCR
 
 
@@ -279,5 +279,5 @@ def test_doorbells_are_not_wanted_for_parked_runs():
     ready_run()
     mark_out()
     assert runs.next_claimable(Stage.OCR, URL, 9) == []
-    trial = servers.begin_trial(URL)
+    trial = server_state.begin_trial(URL)
     assert [target.run_id for target in runs.next_claimable(Stage.OCR, URL, 9)] == [trial]

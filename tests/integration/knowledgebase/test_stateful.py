@@ -19,9 +19,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from rag_service.database import document_rows
+from rag_service.database.engine import begin
 from rag_service.errors import AlreadyActive, Cancelled, Internal, LeaseLost, NotFound
-from rag_service.knowledgebase import documents, leases, pages, runs
-from rag_service.knowledgebase.engine import begin
+from rag_service.jobs import leases, run_pages, runs
 from rag_service.states import GOOD, HELD, TERMINAL, PageState, Priority, RunState, Stage
 from tests import simulation as sim
 
@@ -114,7 +115,7 @@ class Knowledgebase(RuleBasedStateMachine):
     @rule(index=ANY)
     def reuse(self, index):
         run = self.claim_of(index)
-        self.write(run, lambda: pages.reuse(run))
+        self.write(run, lambda: run_pages.reuse(run))
 
     @precondition(lambda self: self.claims)
     @rule(index=ANY)
@@ -126,7 +127,7 @@ class Knowledgebase(RuleBasedStateMachine):
     @rule(index=ANY, number=st.integers(1, 4))
     def take_in_hand(self, index, number):
         run = self.claim_of(index)
-        self.write(run, lambda: pages.take_in_hand(run, number))
+        self.write(run, lambda: run_pages.take_in_hand(run, number))
 
     @precondition(lambda self: self.claims)
     @rule(index=ANY, number=st.integers(1, 4), state=READ, later=st.booleans())
@@ -139,7 +140,7 @@ class Knowledgebase(RuleBasedStateMachine):
     @rule(index=ANY)
     def finish(self, index):
         run = self.claim_of(index)
-        if not self.stands(run) or (sim.planned_numbers(run) and not pages.pending(run)):
+        if not self.stands(run) or (sim.planned_numbers(run) and not run_pages.pending(run)):
             self.write(run, lambda: runs.finish(run))
 
     @precondition(lambda self: self.claims)
@@ -200,10 +201,10 @@ class Knowledgebase(RuleBasedStateMachine):
     def delete(self, index, hidden_only):
         document_id = self.documents.pop(index % len(self.documents))
         with begin() as connection:
-            assert documents.hide(connection, document_id)
+            assert document_rows.hide(connection, document_id)
         if not hidden_only:
             with begin() as connection:
-                documents.remove(connection, document_id)
+                document_rows.remove(connection, document_id)
 
     @invariant()
     def the_rules_hold(self):
@@ -277,7 +278,7 @@ class Knowledgebase(RuleBasedStateMachine):
     def work_off(self, stage, run):
         if not sim.planned_numbers(run):
             sim.plan(run, PageState.NATIVE, PageState.PENDING)
-        waiting = pages.pending(run)
+        waiting = run_pages.pending(run)
         if waiting and stage is Stage.PREPARE:
             runs.hand_to_ocr(run)
             return

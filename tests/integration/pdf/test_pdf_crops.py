@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from rag_service.errors import PageError, PageTimeout, PageTooLarge, PageUnrenderable
-from rag_service.pdf.document import PdfWorker
-from rag_service.pdf.types import Crop, PagePicture
+from rag_service.pdf.results import Crop, PagePicture
+from rag_service.pdf.session import PdfSession
 from tests.fakes import pdf_samples as samples
 from tests.fakes.opened import on
 
@@ -129,7 +129,7 @@ def test_a_part_for_a_reader_has_the_pixels_of_the_page(tmp_path: Path) -> None:
 def test_a_child_killed_between_look_and_crops_loses_nothing(tmp_path: Path) -> None:
     path = scan(tmp_path / "sheet.tiff", sheet(), sheet(GREYS[::-1]))
 
-    async def work(worker: PdfWorker) -> list[Crop]:
+    async def work(worker: PdfSession) -> list[Crop]:
         await worker.look(2, DPI)
         assert worker._child is not None
         os.kill(worker._child.pid, signal.SIGKILL)
@@ -150,7 +150,7 @@ async def outcome(work: Awaitable[list[Crop]]) -> Any:
 def test_a_page_that_was_looked_at_is_not_drawn_again_while_memory_lasts(tmp_path: Path) -> None:
     path = scan(tmp_path / "sheets.tiff", *(sheet((80 * n,) * 4) for n in range(3)))
 
-    async def crops_without_the_file(worker: PdfWorker) -> list[Any]:
+    async def crops_without_the_file(worker: PdfSession) -> list[Any]:
         for number in (1, 2, 3):
             await worker.look(number, DPI)
         hidden = path.rename(path.with_suffix(".away"))
@@ -169,7 +169,7 @@ def test_no_crop_shows_the_document_before(tmp_path: Path) -> None:
     first = scan(tmp_path / "first.tiff", sheet((0,) * 4))
     second = scan(tmp_path / "second.tiff", sheet((240,) * 4))
 
-    async def work(worker: PdfWorker) -> list[Crop]:
+    async def work(worker: PdfSession) -> list[Crop]:
         await worker.look(1, DPI)
         await worker.open(second, "")
         return await worker.crops(1, DPI, [WHOLE])
@@ -178,7 +178,7 @@ def test_no_crop_shows_the_document_before(tmp_path: Path) -> None:
     assert near(middle(crop), 240)
 
 
-def both(worker: PdfWorker, number: int) -> list[Callable[[], Awaitable[object]]]:
+def both(worker: PdfSession, number: int) -> list[Callable[[], Awaitable[object]]]:
     return [
         lambda: worker.look(number, 72),
         lambda: worker.crops(number, 72, [WHOLE]),
@@ -186,7 +186,7 @@ def both(worker: PdfWorker, number: int) -> list[Callable[[], Awaitable[object]]
     ]
 
 
-async def errors(worker: PdfWorker, number: int, kind: type[PageError]) -> list[int | None]:
+async def errors(worker: PdfSession, number: int, kind: type[PageError]) -> list[int | None]:
     found = []
     for ask in both(worker, number):
         with pytest.raises(kind) as caught:
@@ -198,7 +198,7 @@ async def errors(worker: PdfWorker, number: int, kind: type[PageError]) -> list[
 def test_a_page_that_cannot_be_drawn_is_the_error_of_that_page(tmp_path: Path) -> None:
     path = samples.joined(tmp_path / "hang.pdf", samples.prose_page(), samples.endless_page())
 
-    async def work(worker: PdfWorker) -> None:
+    async def work(worker: PdfSession) -> None:
         assert await errors(worker, 2, PageTimeout) == [2, 2, 2]
         assert await errors(worker, 7, PageUnrenderable) == [7, 7, 7]
         assert (await worker.look(1, 72)).number == 1

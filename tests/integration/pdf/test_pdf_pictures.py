@@ -11,8 +11,9 @@ import pytest
 from PIL import Image, ImageDraw
 
 from rag_service.errors import PageTooLarge, PageUnrenderable
-from rag_service.pdf.document import PdfWorker
-from rag_service.pdf.types import OcrMode, PlannedPage, RenderedPage
+from rag_service.pdf.results import PlannedPage, RenderedPage
+from rag_service.pdf.session import PdfSession
+from rag_service.states import OcrMode
 from tests.fakes import pdf_samples as samples
 from tests.fakes.opened import on
 
@@ -25,7 +26,7 @@ def rendered(path: Path, number: int = 1, dpi: int = 150, **changes: Any) -> Ren
 
 
 def planned(path: Path, mode: OcrMode = OcrMode.AUTO) -> list[PlannedPage]:
-    async def work(worker: PdfWorker) -> list[PlannedPage]:
+    async def work(worker: PdfSession) -> list[PlannedPage]:
         preflight = await worker.open(path, "")
         return [page async for page in worker.plan(mode, range(1, preflight.pages + 1))]
 
@@ -114,7 +115,7 @@ def test_a_child_does_not_grow_with_the_pages_it_has_drawn(tmp_path: Path) -> No
             document.new_page(width=612, height=792).insert_image((0, 0, 612, 792), stream=out)
         document.save(path)
 
-    async def sizes(worker: PdfWorker) -> list[float]:
+    async def sizes(worker: PdfSession) -> list[float]:
         found = []
         for number in range(1, 11):
             await worker.render(number, 150)

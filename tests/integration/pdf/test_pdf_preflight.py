@@ -10,6 +10,7 @@ import pymupdf
 import pytest
 from PIL import Image
 
+from rag_service.config.loader import load_settings
 from rag_service.errors import (
     CorruptPdf,
     EmptyFile,
@@ -20,17 +21,17 @@ from rag_service.errors import (
     UnsupportedType,
     WrongPassword,
 )
-from rag_service.pdf.document import PdfWorker
-from rag_service.pdf.types import OcrMode, Preflight
-from rag_service.settings import load_settings
+from rag_service.pdf.results import Preflight
+from rag_service.pdf.session import PdfSession
+from rag_service.states import OcrMode
 from tests.fakes import pdf_samples as samples
 
 PDF = "application/pdf"
 AES = pymupdf.PDF_ENCRYPT_AES_256
 
 
-def worker(max_pages: int = 100) -> PdfWorker:
-    return PdfWorker(load_settings().pdf, max_pages)
+def worker(max_pages: int = 100) -> PdfSession:
+    return PdfSession(load_settings().pdf, max_pages)
 
 
 def opened(path: Path, password: str | None = None, media_type: str = PDF) -> Preflight:
@@ -114,7 +115,7 @@ def test_a_protected_page_that_hangs_is_followed_by_the_next(tmp_path: Path) -> 
     limits = load_settings().pdf.model_copy(update={"page_time_limit": 1})
 
     async def work() -> list[str]:
-        async with PdfWorker(limits, 100) as pdf:
+        async with PdfSession(limits, 100) as pdf:
             await pdf.open(locked, PDF, password="open-me")
             pages = [page async for page in pdf.plan(OcrMode.AUTO, [1, 2])]
             return [page.error.code if page.error else page.plan for page in pages]
@@ -181,7 +182,7 @@ def test_a_failure_does_not_name_where_the_bytes_are(tmp_path: Path) -> None:
     path.write_bytes(b"%PDF-1.7 and nothing else")
 
     async def open_it() -> None:
-        async with PdfWorker(load_settings().pdf, 100) as worker:
+        async with PdfSession(load_settings().pdf, 100) as worker:
             await worker.open(path, "application/pdf")
 
     with pytest.raises(CorruptPdf) as raised:

@@ -15,10 +15,10 @@ import pymupdf
 import pytest
 from PIL import Image
 
+from rag_service.config.loader import load_settings
 from rag_service.pdf import shrink as shrinking
-from rag_service.pdf.document import PdfWorker
+from rag_service.pdf.session import PdfSession
 from rag_service.pdf.shrink import Shrinker, ShrinkResult
-from rag_service.settings import load_settings
 from tests.fakes import heavy_scans, pdf_samples
 
 NOWHERE = "/nonexistent"
@@ -32,7 +32,7 @@ def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shrunk(source: Path, folder: Path, dpi: int = 150, limit: float = LIMIT) -> ShrinkResult:
     async def work() -> ShrinkResult:
-        async with PdfWorker(load_settings().pdf, 100) as pdf:
+        async with PdfSession(load_settings().pdf, 100) as pdf:
             return await shrinking.shrink(pdf, source, dpi, folder / "shrunk.pdf", limit)
 
     return asyncio.run(work())

@@ -9,10 +9,10 @@ import pymupdf
 import pytest
 from PIL import Image
 
+from rag_service.config.loader import load_settings
 from rag_service.errors import CorruptPdf, EmptyFile, PageTooLarge, PageUnrenderable
-from rag_service.pdf.document import PdfWorker
-from rag_service.pdf.types import PdfWarning
-from rag_service.settings import load_settings
+from rag_service.pdf.results import PdfWarning
+from rag_service.pdf.session import PdfSession
 from tests.fakes import heavy_scans
 from tests.fakes import pdf_samples as samples
 
@@ -24,7 +24,7 @@ def cut(
     **limits: int,
 ) -> tuple[PdfWarning, ...]:  # fmt: skip
     async def work() -> tuple[PdfWarning, ...]:
-        async with PdfWorker(load_settings().pdf.model_copy(update=limits), 100) as pdf:
+        async with PdfSession(load_settings().pdf.model_copy(update=limits), 100) as pdf:
             return await pdf.slice(source, pages, target, dpi=dpi, jpeg_quality=quality)
 
     return asyncio.run(work())
@@ -55,7 +55,7 @@ def test_the_open_document_stays_open(tmp_path: Path) -> None:
     other = samples.text_document(tmp_path / "b.pdf", 5)
 
     async def work() -> None:
-        async with PdfWorker(load_settings().pdf, 100) as pdf:
+        async with PdfSession(load_settings().pdf, 100) as pdf:
             await pdf.open(source, "application/pdf")
             await pdf.slice(other, [5], tmp_path / "c.pdf", dpi=DPI)
             assert (await pdf.render(2, 72)).width == 595

@@ -14,16 +14,18 @@ from typing import Any
 
 import pytest
 
+from rag_service.config.loader import load_settings
+from rag_service.config.options import PdfOptions
 from rag_service.errors import CorruptPdf, Internal, PageTimeout, PageUnrenderable
-from rag_service.pdf.document import BATCH, PdfWorker
-from rag_service.pdf.types import OcrMode, Plan, PlannedPage
-from rag_service.settings import Pdf, load_settings
+from rag_service.pdf.results import PlannedPage
+from rag_service.pdf.session import BATCH, PdfSession
+from rag_service.states import OcrMode, PagePlan
 from tests.fakes import pdf_samples as samples
 
 PDF = "application/pdf"
 
 
-def limits(**changes: Any) -> Pdf:
+def limits(**changes: Any) -> PdfOptions:
     return load_settings().pdf.model_copy(update=changes)
 
 
@@ -31,11 +33,11 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(work)
 
 
-async def planned(worker: PdfWorker, pages: range | list[int], mode: OcrMode = OcrMode.AUTO):
+async def planned(worker: PdfSession, pages: range | list[int], mode: OcrMode = OcrMode.AUTO):
     return [page async for page in worker.plan(mode, pages)]
 
 
-async def busy_child(worker: PdfWorker) -> int:
+async def busy_child(worker: PdfSession) -> int:
     """The child's id once it computes."""
     pid = await child_pid(worker)
     before = cpu_ticks(pid)
@@ -44,7 +46,7 @@ async def busy_child(worker: PdfWorker) -> int:
     return pid
 
 
-async def child_pid(worker: PdfWorker) -> int:
+async def child_pid(worker: PdfSession) -> int:
     while worker._child is None:
         await asyncio.sleep(0.02)
     return worker._child.pid
@@ -76,7 +78,7 @@ def test_plans_come_in_the_order_asked_and_say_what_each_page_holds(tmp_path: Pa
     path = samples.text_document(tmp_path / "long.pdf", count)
 
     async def work() -> None:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             preflight = await worker.open(path, PDF)
             assert (preflight.pages, preflight.media_type) == (count, PDF)
             pages = await planned(worker, range(1, count + 1))
@@ -93,7 +95,7 @@ def test_a_child_that_gets_no_processor_is_waited_for(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "one.pdf", 1)
 
     async def work() -> None:
-        async with PdfWorker(limits(page_time_limit=1), 1000) as worker:
+        async with PdfSession(limits(page_time_limit=1), 1000) as worker:
             await worker.open(path, PDF)
             pid = await child_pid(worker)
             os.kill(pid, signal.SIGSTOP)
@@ -112,7 +114,7 @@ def test_a_page_that_hangs_costs_itself_only(tmp_path: Path) -> None:
     )
 
     async def work() -> None:
-        async with PdfWorker(limits(page_time_limit=1.5), 1000) as worker:
+        async with PdfSession(limits(page_time_limit=1.5), 1000) as worker:
             await worker.open(path, PDF)
             pages = await planned(worker, range(1, 4))
             assert [outcome(page) for page in pages] == ["native", "page_timeout", "native"]
@@ -124,7 +126,7 @@ def test_a_page_that_hangs_costs_itself_only(tmp_path: Path) -> None:
     run(work())
 
 
-async def kill_when_busy(worker: PdfWorker, times: int) -> None:
+async def kill_when_busy(worker: PdfSession, times: int) -> None:
     for _ in range(times):
         pid = await busy_child(worker)
         os.kill(pid, signal.SIGSEGV)
@@ -138,7 +140,7 @@ def test_a_page_that_kills_the_child_costs_itself_only(tmp_path: Path) -> None:
     )
 
     async def work() -> None:
-        async with PdfWorker(limits(page_time_limit=60), 1000) as worker:
+        async with PdfSession(limits(page_time_limit=60), 1000) as worker:
             await worker.open(path, PDF)
             planning = asyncio.create_task(planned(worker, range(1, 4)))
             # The page, the page once more, its text alone.
@@ -157,7 +159,7 @@ def test_a_child_that_something_else_killed_costs_nothing(tmp_path: Path) -> Non
     path = samples.text_document(tmp_path / "two.pdf", 2)
 
     async def work() -> None:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             await worker.open(path, PDF)
             # Too late for the worker to see it before it asks.
             os.kill(await child_pid(worker), signal.SIGKILL)
@@ -175,7 +177,7 @@ def test_good_text_survives_a_drawing_that_hangs(tmp_path: Path) -> None:
     path.write_bytes(samples.undrawable_page())
 
     async def work() -> None:
-        async with PdfWorker(limits(page_time_limit=1.5), 1000) as worker:
+        async with PdfSession(limits(page_time_limit=1.5), 1000) as worker:
             await worker.open(path, PDF)
             (page,) = await planned(worker, [1])
             assert outcome(page) == "native"
@@ -192,7 +194,7 @@ def test_a_file_that_hangs_while_opening_is_corrupt(tmp_path: Path) -> None:
     good = samples.text_document(tmp_path / "good.pdf", 1)
 
     async def work() -> None:
-        async with PdfWorker(limits(open_time_limit=1), 1000) as worker:
+        async with PdfSession(limits(open_time_limit=1), 1000) as worker:
             with pytest.raises(CorruptPdf, match="open_time_limit"):
                 await worker.open(endless, PDF)
             assert (await worker.open(good, PDF)).pages == 1
@@ -205,7 +207,7 @@ def test_a_file_that_kills_the_child_while_opening_is_corrupt(tmp_path: Path) ->
     os.mkfifo(endless)
 
     async def work() -> None:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             opening = asyncio.create_task(worker.open(endless, PDF))
             for _ in range(2):
                 pid = await child_pid(worker)
@@ -222,7 +224,7 @@ def test_a_cancelled_call_leaves_no_answer_behind(tmp_path: Path) -> None:
     path = samples.joined(tmp_path / "hang.pdf", samples.endless_page(), samples.prose_page())
 
     async def work() -> None:
-        async with PdfWorker(limits(page_time_limit=60), 1000) as worker:
+        async with PdfSession(limits(page_time_limit=60), 1000) as worker:
             await worker.open(path, PDF)
             rendering = asyncio.create_task(worker.render(1, 72))
             pid = await busy_child(worker)
@@ -243,7 +245,7 @@ def test_a_plan_that_is_given_up_does_not_reach_the_next_document(tmp_path: Path
     second.write_bytes(samples.prose_page("All of the second document stands on this one page."))
 
     async def work() -> None:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             await worker.open(first, PDF)
             async for page in worker.plan(OcrMode.AUTO, range(1, 5 * BATCH + 1)):
                 if page.number == 3:
@@ -261,7 +263,7 @@ def test_rendering_between_planned_pages_takes_its_turn(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "long.pdf", 4 * BATCH)
 
     async def work() -> None:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             await worker.open(path, PDF)
             seen = []
             async for page in worker.plan(OcrMode.AUTO, range(1, 4 * BATCH + 1)):
@@ -277,7 +279,7 @@ def test_the_child_is_replaced_when_worn_or_large(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "one.pdf", 2)
 
     async def pids(**changes: Any) -> list[int]:
-        async with PdfWorker(limits(**changes), 1000) as worker:
+        async with PdfSession(limits(**changes), 1000) as worker:
             found = []
             for _ in range(3):
                 await worker.open(path, PDF)
@@ -285,7 +287,7 @@ def test_the_child_is_replaced_when_worn_or_large(tmp_path: Path) -> None:
             return found
 
     async def between_pages() -> tuple[int, int]:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             await worker.open(path, PDF)
             before = await child_pid(worker)
             worker._child.mib = limits().child_max_mib + 1
@@ -303,7 +305,7 @@ def test_an_idle_child_that_died_is_replaced_without_a_word(tmp_path: Path) -> N
     path = samples.text_document(tmp_path / "one.pdf", 1)
 
     async def work() -> None:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             await worker.open(path, PDF)
             pid = await child_pid(worker)
             os.kill(pid, signal.SIGKILL)
@@ -317,7 +319,7 @@ def test_closing_ends_the_child(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "one.pdf", 1)
 
     async def work() -> int:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             await worker.open(path, PDF)
             return await child_pid(worker)
 
@@ -367,7 +369,7 @@ def test_a_child_that_cannot_start_is_nobodys_document(
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
     async def work() -> None:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             with pytest.raises(Internal):
                 await worker.open(path, PDF)
 
@@ -379,7 +381,7 @@ def test_the_child_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RUNPOD_API_KEY", "a-very-secret-key")
 
     async def work() -> bytes:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             await worker.open(path, PDF)
             return Path(f"/proc/{await child_pid(worker)}/environ").read_bytes()
 
@@ -403,7 +405,7 @@ def test_what_a_library_prints_stays_out_of_the_frames() -> None:
 
 def test_the_parent_loads_neither_mupdf_nor_pillow() -> None:
     program = (
-        "import sys, rag_service.pdf.document\n"
+        "import sys, rag_service.pdf.session\n"
         "print(sorted({'pymupdf', 'fitz', 'PIL', 'numpy'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
@@ -412,9 +414,9 @@ def test_the_parent_loads_neither_mupdf_nor_pillow() -> None:
 
 def test_plan_without_an_open_document_is_an_error_of_the_page() -> None:
     async def work() -> None:
-        async with PdfWorker(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as worker:
             (page,) = await planned(worker, [1])
             assert outcome(page) == "page_unrenderable"
-            assert page.plan is Plan.OCR
+            assert page.plan is PagePlan.OCR
 
     run(work())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.pdf.clean import clean
+from rag_service.pdf.child.text_cleanup import clean
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import zlib
 import pymupdf
 import pytest
 
-from rag_service.pdf.colour import has_colour, is_surely_grey
-from rag_service.pdf.render import draw_page
+from rag_service.pdf.child.page_colour import has_colour, is_surely_grey
+from rag_service.pdf.child.render import draw_page
 from tests.fakes.pdf_samples import one_page, prose_stream, stream
 
 TYPE3 = (

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rag_service.pdf.crops import TOKEN_SIDE, CropSize, fit, for_layout, pixels_of
-from rag_service.pdf.raster import Raster
+from rag_service.pdf.child.crops import TOKEN_SIDE, CropSize, fit, for_layout, pixels_of
+from rag_service.pdf.child.raster import Raster
 
 BOUNDS = CropSize(6272, 3500)
 SIDES = st.integers(1, 65_500)

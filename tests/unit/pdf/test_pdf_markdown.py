@@ -6,8 +6,8 @@ from typing import Any
 
 import pymupdf
 
-from rag_service.pdf.extract import extract
-from rag_service.pdf.markdown import to_markdown
+from rag_service.pdf.child.extraction import extract
+from rag_service.pdf.child.page_markdown import to_markdown
 from tests.fakes import pdf_samples as samples
 
 

@@ -10,8 +10,9 @@ import pymupdf
 import pytest
 from PIL import Image, ImageDraw
 
-from rag_service.pdf.plan import PagePlanner
-from rag_service.pdf.types import OcrMode, PlannedPage
+from rag_service.pdf.child.page_plan import PagePlanner
+from rag_service.pdf.results import PlannedPage
+from rag_service.states import OcrMode
 from tests.fakes import pdf_samples as samples
 
 PROSE = " ".join([samples.PROSE] * 4)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rag_service.pdf.raster import Raster, RasterCache
+from rag_service.pdf.child.raster import Raster, RasterCache
 
 BOUND = 100
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.pdf.images import choose_scale
-from rag_service.pdf.render import MIN_SIDE, choose_resolution
+from rag_service.pdf.child.image_files import choose_scale
+from rag_service.pdf.child.render import MIN_SIDE, choose_resolution
 
 CAP = 16_000_000
 

@@ -9,8 +9,8 @@ import pymupdf
 import pytest
 from PIL import Image, ImageChops, ImageCms, ImageDraw, ImageFont
 
-from rag_service.pdf.render import draw_page, look_at
-from rag_service.pdf.scans import find_scan
+from rag_service.pdf.child.render import draw_page, look_at
+from rag_service.pdf.child.scanned_page import find_scan
 from tests.fakes.pdf_samples import one_page, stream
 
 SIZE = (1275, 1650)

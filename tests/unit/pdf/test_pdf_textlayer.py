@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_service.pdf.textlayer import judge
+from rag_service.pdf.child.text_layer import assess_text_layer
 
 ENGLISH = (
     "It was the custom of the house that all of the doors were to be shut by nine in the "
@@ -26,12 +26,12 @@ NUMBERS = "Total 1,204.50 12.03.2021 88 / 4411-07 EUR 9.99 NET 19 % VAT 1.90 DUE
     "text", [ENGLISH, GERMAN, GREEK, CHINESE, JAPANESE, KOREAN, ARABIC, NUMBERS, "Page 4", "§ 12 a"]
 )
 def test_good_text_is_kept(text: str) -> None:
-    assert judge(text).healthy
+    assert assess_text_layer(text).healthy
 
 
 @pytest.mark.parametrize("text", ["", " \n\t\xa0\n"])
 def test_no_text_is_told_from_bad_text(text: str) -> None:
-    verdict = judge(text)
+    verdict = assess_text_layer(text)
     assert verdict.empty
     assert not verdict.healthy
 
@@ -39,14 +39,14 @@ def test_no_text_is_told_from_bad_text(text: str) -> None:
 @pytest.mark.parametrize("sign", ["\x02", "\ufffd", "\ue123", "\uffff", "\x00"])
 def test_signs_without_meaning(sign: str) -> None:
     few = ENGLISH.replace(" ", f" {sign}", 5)
-    assert judge(few).healthy
+    assert assess_text_layer(few).healthy
     many = ENGLISH.replace(" ", sign)
-    assert judge(many).reason == "characters without meaning"
+    assert assess_text_layer(many).reason == "characters without meaning"
 
 
 def test_bytes_swapped_into_rare_chinese() -> None:
     swapped = "Multicolor Black and more".encode("utf-16-le").decode("utf-16-be")
-    assert judge(swapped).reason == "implausible Chinese characters"
+    assert assess_text_layer(swapped).reason == "implausible Chinese characters"
 
 
 @pytest.mark.parametrize("step", [1, -1])
@@ -55,26 +55,26 @@ def test_letters_shifted_by_one(step: int) -> None:
         chr((ord(letter) - 97 + step) % 26 + 97) if letter.isalpha() else letter
         for letter in ENGLISH.lower()
     )
-    assert judge(shifted).reason == "letters shifted by one"
+    assert assess_text_layer(shifted).reason == "letters shifted by one"
 
 
 def test_a_page_of_unknown_words() -> None:
-    assert judge("qwrk plmf zxbn vghj " * 30).reason == "no known words"
-    assert judge("AX10 BX20 4711 0815 CX30 1234 " * 60).healthy
+    assert assess_text_layer("qwrk plmf zxbn vghj " * 30).reason == "no known words"
+    assert assess_text_layer("AX10 BX20 4711 0815 CX30 1234 " * 60).healthy
 
 
 def test_text_that_nobody_sees_on_a_picture_of_the_page() -> None:
-    assert judge(ENGLISH, picture=True, hidden=0.4).healthy
+    assert assess_text_layer(ENGLISH, picture=True, hidden=0.4).healthy
     reason = "hidden text over a picture of the page"
-    assert judge(ENGLISH, picture=True, hidden=0.6).reason == reason
-    assert judge(ENGLISH, picture=False, hidden=0.6).healthy
+    assert assess_text_layer(ENGLISH, picture=True, hidden=0.6).reason == reason
+    assert assess_text_layer(ENGLISH, picture=False, hidden=0.6).healthy
 
 
 def test_a_few_words_on_a_picture_of_the_page() -> None:
     stamp = "Received 12 March by the office"
-    assert judge(stamp).healthy
-    assert judge(stamp, picture=True).reason == "a picture of the page with little text"
+    assert assess_text_layer(stamp).healthy
+    assert assess_text_layer(stamp, picture=True).reason == "a picture of the page with little text"
 
 
 def test_a_few_signs() -> None:
-    assert judge("1 | _ ~ ^ ' -").reason == "too little text to trust"
+    assert assess_text_layer("1 | _ ~ ^ ' -").reason == "too little text to trust"

@@ -1,0 +1,80 @@
+"""Page pictures for viewers: one render child, one document open at a time. Used by pages."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+from rag_service.config.loader import Settings
+from rag_service.documents.storage import DocumentStore
+from rag_service.errors import NotFound
+from rag_service.knowledgebase.document_queries import StoredSource
+from rag_service.layout.page_layout import Bbox
+from rag_service.pdf.session import PdfSession
+
+# A reader turns pages: the document stays open for this long after the last one.
+_IDLE_SECONDS = 60.0
+
+
+class PageImageRenderer:
+    """Draws pages in turn. The child starts with the first picture and ends when idle."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._worker = PdfSession(settings.pdf, settings.limits.max_pages)
+        self._turn = asyncio.Lock()
+        self._held = ExitStack()
+        self._key: str | None = None
+        self._pages = 0
+        self._closing: asyncio.Task[None] | None = None
+
+    async def draw(
+        self, store: DocumentStore, source: StoredSource, number: int, dpi: int, box: Bbox | None
+    ) -> bytes:
+        """Page `number` (from 1), or the part of it in `box`, as a JPEG.
+
+        Raises NotFound beyond the last page, SourceMissing, and what PdfWorker.open and render
+        raise.
+        """
+        async with self._turn:
+            self._stay_open()
+            try:
+                if self._key != source.key:
+                    await self._open(store, source)
+                if not 1 <= number <= self._pages:
+                    raise NotFound(f"The document has {self._pages} pages.")
+                if box is None:
+                    return (await self._worker.render(number, dpi)).jpeg
+                return (await self._worker.part(number, dpi, box)).jpeg
+            finally:
+                self._closing = asyncio.create_task(self._close_when_idle())
+
+    async def close(self) -> None:
+        """End the child."""
+        self._stay_open()
+        async with self._turn:
+            await self._release()
+
+    async def _open(self, store: DocumentStore, source: StoredSource) -> None:
+        self._forget()
+        path = await asyncio.to_thread(self._held.enter_context, store.open_local(source.key))
+        found = await self._worker.open(path, source.media_type)
+        self._key, self._pages = source.key, found.pages
+
+    def _forget(self) -> None:
+        self._key = None
+        self._held.close()
+
+    async def _release(self) -> None:
+        await self._worker.close()
+        self._forget()
+
+    def _stay_open(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+
+    async def _close_when_idle(self) -> None:
+        await asyncio.sleep(_IDLE_SECONDS)
+        async with self._turn:
+            self._closing = None
+            await self._release()

@@ -1,0 +1,192 @@
+"""The routes of a document's pages: as JSON, as pictures, as one Markdown text. Part of the API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from rag_service import errors
+from rag_service.api.document_routes import DocumentId, require_document, unknown
+from rag_service.api.problems import documented
+from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
+from rag_service.api.resources import Here
+from rag_service.errors import InvalidOptions, NotFound
+from rag_service.knowledgebase.document_markdown import outcome_of, page_section
+from rag_service.knowledgebase.document_queries import (
+    StoredSource,
+    get_page,
+    get_source,
+    list_pages,
+    shown_run_id,
+)
+from rag_service.knowledgebase.views import DocumentView, PageView, WholePageView
+from rag_service.layout.page_layout import Bbox
+from rag_service.states import RunState
+
+router = APIRouter(tags=["pages"], dependencies=[KNOWN_PARAMETERS_ONLY])
+
+_LISTED = 100
+_MOST_LISTED = 500
+# Pages of Markdown held in memory at a time.
+_STREAMED = 20
+_CACHED = "private, max-age=3600"
+_LARGEST_INT = 2**31 - 1
+_BBOX = re.compile(r"([0-9]{1,4}),([0-9]{1,4}),([0-9]{1,4}),([0-9]{1,4})")
+
+
+class PageList(BaseModel):
+    """Some pages of the run that answers for the document."""
+
+    run_id: str
+    pages: list[PageView]
+    next_after: int | None = Field(description="Send it as `after` for the next pages.")
+
+
+@router.get("/documents/{document_id}/pages", summary="List pages", responses=documented(NotFound))
+def pages(
+    document_id: DocumentId,
+    after: Annotated[int, Query(ge=0, le=_LARGEST_INT, description="Last page seen.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _LISTED,
+) -> PageList:
+    """Pages in order, each with its text, its state and how it was read."""
+    run_id = _require_run(document_id)
+    found = list_pages(run_id, after=after, limit=limit + 1)
+    shown = found[:limit]
+    more = len(found) > limit
+    return PageList(run_id=run_id, pages=shown, next_after=shown[-1].number if more else None)
+
+
+@router.get(
+    "/documents/{document_id}/pages/{number}", summary="One page", responses=documented(NotFound)
+)
+def page(document_id: DocumentId, number: int) -> WholePageView:
+    """One page, counted from 1, with its regions."""
+    run_id = _require_run(document_id)
+    found = get_page(run_id, number) if 1 <= number <= _LARGEST_INT else None
+    if found is None:
+        raise NotFound("The document has no such page, or it is not known yet.")
+    return found
+
+
+def _require_run(document_id: str) -> str:
+    run_id = shown_run_id(document_id)
+    if run_id is None:
+        raise unknown(document_id)
+    return run_id
+
+
+@router.get(
+    "/documents/{document_id}/pages/{number}/image",
+    summary="Picture of a page",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/jpeg": {}}, "description": "A JPEG."},
+        304: {"description": "The picture that the caller has is still right."},
+        **documented(
+            NotFound,
+            InvalidOptions,
+            errors.SourceMissing,
+            errors.EncryptedPdf,
+            errors.CorruptPdf,
+            errors.PageTooLarge,
+            errors.PageTimeout,
+            errors.PageUnrenderable,
+        ),
+    },
+)
+async def image(
+    document_id: DocumentId,
+    number: int,
+    here: Here,
+    dpi: Annotated[
+        int | None, Query(ge=36, le=300, description="Resolution; unset: what pages are read at.")
+    ] = None,
+    bbox: Annotated[
+        str | None,
+        Query(
+            description="A part of the page: x1,y1,x2,y2 in thousandths of its width and height, "
+            "from the top left; unset: all of it.",
+            examples=["100,250,900,600"],
+        ),
+    ] = None,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The page, or a part of it, drawn from the stored file; pages count from 1.
+
+    The answer may be cached.
+    """
+    box = _box(bbox) if bbox is not None else None
+    source = await anyio.to_thread.run_sync(_require_source, document_id)
+    dpi = dpi or here.settings.ocr.dpi
+    headers = {"ETag": _etag(source, number, dpi, box), "Cache-Control": _CACHED}
+    if if_none_match is not None and headers["ETag"] in if_none_match:
+        return Response(status_code=304, headers=headers)
+    store = await anyio.to_thread.run_sync(lambda: here.store)
+    jpeg = await here.pictures.draw(store, source, number, dpi, box)
+    return Response(jpeg, media_type="image/jpeg", headers=headers)
+
+
+def _box(text: str) -> Bbox:
+    """Raises InvalidOptions."""
+    found = _BBOX.fullmatch(text)
+    if found is not None:
+        left, top, right, bottom = (int(edge) for edge in found.groups())
+        if left < right <= 1000 and top < bottom <= 1000:
+            return left, top, right, bottom
+    raise InvalidOptions(
+        "bbox: four whole numbers x1,y1,x2,y2 from 0 to 1000, with x1 < x2 and y1 < y2."
+    )
+
+
+def _require_source(document_id: str) -> StoredSource:
+    source = get_source(document_id)
+    if source is None:
+        raise unknown(document_id)
+    return source
+
+
+def _etag(source: StoredSource, number: int, dpi: int, box: Bbox | None) -> str:
+    """A key never gets other bytes, so key, page, resolution and part name the picture."""
+    return f'"{sha256(f"{source.key} {number} {dpi} {box}".encode()).hexdigest()[:32]}"'
+
+
+@router.get(
+    "/documents/{document_id}/markdown",
+    summary="The document as Markdown",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {"text/markdown": {"example": "<!-- page 1 -->\n\n# Title\n"}},
+            "description": "All pages in order.",
+        },
+        **documented(NotFound),
+    },
+)
+def markdown(document_id: DocumentId, here: Here) -> StreamingResponse:
+    """The text of all pages, each after a comment `<!-- page N -->`.
+
+    A page without text says why: `<!-- page N: failed, page_timeout -->`. A document that is
+    not processed, or only in part, begins with `<!-- document: … -->`.
+    """
+    found = require_document(document_id, here)
+    return StreamingResponse(
+        _text(found, _require_run(document_id)), media_type="text/markdown; charset=utf-8"
+    )
+
+
+def _text(document: DocumentView, run_id: str) -> Iterator[str]:
+    """Some pages at a time; no connection is held while a slow reader takes them."""
+    if document.status is not RunState.PROCESSED:
+        yield f"<!-- document: {outcome_of(document.status, document.error)} -->\n\n"
+    last = 0
+    while batch := list_pages(run_id, after=last, limit=_STREAMED):
+        for shown in batch:
+            yield page_section(shown)
+        last = batch[-1].number

@@ -1,0 +1,55 @@
+"""The route of the OCR servers: how full each is, and who is the bottleneck. Part of the API."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from rag_service.api.problems import documented
+from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
+from rag_service.api.resources import Here
+from rag_service.jobs import server_load
+from rag_service.jobs.server_load import JudgedSample
+from rag_service.knowledgebase.views import SampleView, ServerView
+
+router = APIRouter(tags=["servers"], dependencies=[KNOWN_PARAMETERS_ONLY])
+
+
+class ServerList(BaseModel):
+    """Every OCR server that maintenance has looked at lately."""
+
+    servers: list[ServerView]
+
+
+@router.get("/servers", summary="How full the OCR servers are", responses=documented())
+def servers(
+    here: Here,
+    seconds: Annotated[
+        float, Query(ge=0, description="Also the samples of the last so many seconds.")
+    ] = 0,
+) -> ServerList:
+    """The newest sample of each server with its verdict: `starved`, `front_end_bound`,
+    `kv_bound`, `saturated`, `overloaded`, `serialising`, `idle`, `unknown`, and what to do.
+    """
+    newest = server_load.latest(here.settings.occupancy.fresh, here.settings.page_server)
+    return ServerList(servers=[_view(judged, seconds) for judged in newest])
+
+
+def _view(newest: JudgedSample, seconds: float) -> ServerView:
+    url = newest.sample.url
+    alarm = server_load.starvation(url)
+    before = server_load.samples(url, seconds) if seconds else []
+    return ServerView(
+        url=url,
+        starved_since=alarm.since if alarm else None,
+        latest=_sample(newest),
+        samples=[_sample(judged) for judged in before],
+    )
+
+
+def _sample(judged: JudgedSample) -> SampleView:
+    sample = judged.sample
+    return SampleView(**asdict(sample), in_flight_limit=sample.limit, **asdict(judged.judgement))

@@ -1,0 +1,181 @@
+"""Follows documents until they have ended, with bars or lines on stderr.
+
+Used by run, ingest and reprocess.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from rag_service.cli import status_text
+from rag_service.cli.output import note, stderr
+from rag_service.errors import NotFound, ServiceUnreachable
+from rag_service.states import HELD
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from rag_service.knowledgebase.views import DocumentView
+
+# Documents asked after in one round: thousands must not turn a round into minutes.
+_WINDOW = 50
+_BARS = 12
+_PATIENCE = 60.0
+_PLAIN_EVERY = 5.0
+
+Fetch = Callable[[str], "DocumentView"]
+
+
+class Display(Protocol):
+    """Shows how documents come along."""
+
+    def __enter__(self) -> Display: ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, view: DocumentView) -> None:
+        """The newest look at a document."""
+
+
+def follow(
+    ids: Iterable[str],
+    fetch: Fetch,
+    *,
+    interval: float,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, DocumentView]:
+    """Poll until every document has ended; the last view of each, without those deleted meanwhile.
+
+    `check` is called every round and may raise. Raises ServiceUnreachable after a minute
+    without an answer.
+    """
+    waiting = deque(dict.fromkeys(ids))
+    ended: dict[str, DocumentView] = {}
+    patience = _Patience()
+    with make_display(len(waiting)) as display:
+        while waiting:
+            check()
+            for _ in range(min(_WINDOW, len(waiting))):
+                view = patience.ask(fetch, waiting[0])
+                if view is not None:
+                    display.update(view)
+                    if status_text.ended(view):
+                        ended[view.id] = view
+                if view is None or status_text.ended(view):
+                    waiting.popleft()
+                else:
+                    waiting.rotate(-1)
+            if waiting:
+                time.sleep(interval)
+    return ended
+
+
+class _Patience:
+    """Asks again while the service is away, for a while."""
+
+    def __init__(self) -> None:
+        self._away_since: float | None = None
+
+    def ask(self, fetch: Fetch, document_id: str) -> DocumentView | None:
+        """The document, or None where it is gone."""
+        while True:
+            try:
+                view = fetch(document_id)
+            except NotFound:
+                note(f"Document {document_id} was deleted.")
+                return None
+            except ServiceUnreachable as error:
+                self._wait(error)
+            else:
+                self._away_since = None
+                return view
+
+    def _wait(self, error: ServiceUnreachable) -> None:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            note(f"{error.message} Asking again for {_PATIENCE:g} s.")
+        if now - self._away_since > _PATIENCE:
+            raise error
+        time.sleep(1.0)
+
+
+def make_display(total: int) -> Display:
+    """Bars on a terminal, else lines."""
+    return _Bars(total) if stderr().is_terminal else _Lines()
+
+
+class _Lines:
+    """A line at each change of state, and now and then when pages have come."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, str] = {}
+        self._pages: dict[str, tuple[int, float]] = {}
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def update(self, view: DocumentView) -> None:
+        state = f"{view.latest_run.status} {view.waiting_for}"
+        done, now = view.latest_run.pages.done, time.monotonic()
+        shown, when = self._pages.get(view.id, (0, 0.0))
+        changed = self._states.get(view.id) != state
+        if changed or (done != shown and now - when >= _PLAIN_EVERY):
+            note(f"{view.filename}: {status_text.progress(view)}")
+            self._states[view.id], self._pages[view.id] = state, (done, now)
+
+
+class _Bars:
+    """One bar for all documents, and one for each that is at work."""
+
+    def __init__(self, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        name, state = "{task.description}", "{task.fields[state]}"
+        self._progress: Progress = Progress(
+            TextColumn(name, markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(state, markup=False),
+            console=stderr(),
+            redirect_stdout=False,
+        )
+        self._all = self._progress.add_task("documents", total=total, state="")
+        self._bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, view: DocumentView) -> None:
+        if status_text.ended(view):
+            self._end(view)
+        elif view.id in self._bars or self._worth_a_bar(view):
+            self._show(view)
+
+    def _worth_a_bar(self, view: DocumentView) -> bool:
+        return len(self._bars) < _BARS and view.latest_run.status in HELD
+
+    def _show(self, view: DocumentView) -> None:
+        if view.id not in self._bars:
+            self._bars[view.id] = self._progress.add_task(view.filename, total=None, state="")
+        pages = view.latest_run.pages
+        self._progress.update(
+            self._bars[view.id], total=pages.total, completed=pages.done,
+            state=status_text.progress(view),
+        )  # fmt: skip
+
+    def _end(self, view: DocumentView) -> None:
+        bar = self._bars.pop(view.id, None)
+        if bar is not None:
+            self._progress.remove_task(bar)
+        self._progress.advance(self._all)
+        note(f"{view.filename}: {status_text.progress(view)}")

@@ -1,0 +1,224 @@
+"""The command `reprocess`: redoes documents by id or by what became of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rag_service.cli import status_text
+from rag_service.cli.common_options import Json, Ocr, Parser, PasswordFile, Wait, begin
+from rag_service.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from rag_service.client import Client
+    from rag_service.knowledgebase.views import DocumentView, Redo
+
+_INTERVAL = 1.0
+_COLUMNS = ("id", "file", "action", "pages kept", "pages read again")
+_ACTIONS = {
+    "queued": "queued",
+    "would_queue": "would be queued",
+    "skipped_active": "skipped, at work already",
+    "nothing_to_redo": "nothing to redo",
+    "no_such_page": "has no such page",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(reprocess)
+
+
+def _moment(text: str) -> str:
+    """A time as people type it, without an offset in local time, in the words of the API."""
+    try:
+        return datetime.fromisoformat(text).astimezone().isoformat()
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(
+            f"{text!r} is no time, as in 2026-03-01 or 2026-03-01 14:30."
+        ) from error
+
+
+_DOCUMENTS = "Which documents: all that is given narrows them together"
+_PAGES = "Pages of theirs that are read again although they are good; the others stay"
+
+_Failed = Annotated[
+    bool, typer.Option("--failed", help="Whose newest run failed.", rich_help_panel=_DOCUMENTS)
+]
+_Error = Annotated[
+    str | None,
+    typer.Option(
+        help="Whose newest run, or a page of it, has this code.", rich_help_panel=_DOCUMENTS
+    ),
+]
+_Collection = Annotated[
+    str | None, typer.Option(help="Of this collection.", rich_help_panel=_DOCUMENTS)
+]
+_Since = Annotated[
+    str | None,
+    typer.Option(
+        parser=_moment, metavar="TIME", rich_help_panel=_DOCUMENTS,
+        help="Whose newest run ended then or later.",
+    ),
+]  # fmt: skip
+_Before = Annotated[
+    str | None,
+    typer.Option(
+        parser=_moment, metavar="TIME", rich_help_panel=_DOCUMENTS,
+        help="Whose newest run ended earlier.",
+    ),
+]  # fmt: skip
+_ParserWas = Annotated[
+    str | None, typer.Option(help="Whose text is this parser's.", rich_help_panel=_DOCUMENTS)
+]
+_Truncated = Annotated[
+    bool, typer.Option("--truncated", help="Whose text was cut.", rich_help_panel=_PAGES)
+]
+_ModelWas = Annotated[
+    str | None, typer.Option(help="That this model read.", rich_help_panel=_PAGES)
+]
+_EngineWas = Annotated[
+    str | None, typer.Option(help="That this engine read.", rich_help_panel=_PAGES)
+]
+_VersionWas = Annotated[
+    str | None, typer.Option(help="Of this version of the parser.", rich_help_panel=_PAGES)
+]
+_DpiWas = Annotated[
+    int | None, typer.Option(min=1, help="Drawn at this resolution.", rich_help_panel=_PAGES)
+]
+_Pages = Annotated[
+    str | None, typer.Option(metavar="3,7-9", help="With these numbers.", rich_help_panel=_PAGES)
+]
+_AllPages = Annotated[bool, typer.Option("--all-pages", help="Read good pages again too.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+
+
+def reprocess(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Documents by their id.")
+    ] = None,
+    failed: _Failed = False,
+    error: _Error = None,
+    collection: _Collection = None,
+    since: _Since = None,
+    before: _Before = None,
+    parser_was: _ParserWas = None,
+    truncated: _Truncated = False,
+    model_was: _ModelWas = None,
+    engine_was: _EngineWas = None,
+    version_was: _VersionWas = None,
+    dpi_was: _DpiWas = None,
+    pages: _Pages = None,
+    all_pages: _AllPages = False,
+    parser: Parser = None,
+    ocr: Ocr = None,
+    password_file: PasswordFile = None,
+    dry_run: _DryRun = False,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> None:
+    """Redo documents; good pages are kept, the old text stays until the new one is there."""
+    of_pages = {
+        "truncated": truncated, "model_was": model_was, "engine_was": engine_was,
+        "version_was": version_was, "dpi_was": dpi_was,
+    }  # fmt: skip
+    selectors = of_pages | {
+        "ids": ids or [], "failed": failed, "error": error, "collection": collection,
+        "since": since, "before": before, "parser_was": parser_was,
+    }  # fmt: skip
+    changes = {"parser": parser, "ocr": ocr, "all_pages": all_pages, "pages": pages}
+    if password_file and not ids:
+        raise typer.BadParameter("needs the IDs of the documents.", param_hint="--password-file")
+    if password_file and (pages or any(of_pages.values())):
+        raise typer.BadParameter(
+            "what is locked has no pages to choose from.", param_hint="--password-file"
+        )
+    _send(selectors, changes, password_file, dry_run=dry_run, wait=wait, as_json=as_json)
+
+
+def _send(
+    selectors: dict[str, Any],
+    changes: dict[str, Any],
+    password_file: Path | None,
+    *,
+    dry_run: bool,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    from rag_service.cli.passwords import read_password
+    from rag_service.client import Client
+
+    settings = begin()
+    with Client(settings) as client:
+        if selectors["ids"] and not dry_run:
+            redone = _redo_named(client, selectors, changes, read_password(password_file))
+        else:
+            redone = client.redo_many(selectors | changes | {"dry_run": dry_run})
+        _report(redone, as_json=as_json)
+        if wait:
+            _await(client, redone, as_json=as_json)
+
+
+def _redo_named(
+    client: Client, selectors: dict[str, Any], changes: dict[str, Any], password: str | None
+) -> list[Redo]:
+    """With the password, or with one that is asked for where a document needs it."""
+    from rag_service.cli.passwords import ask_and_redo, can_ask, locked
+
+    if password is None and not can_ask():
+        return client.redo_many(selectors | changes)
+    # Each by itself, once all ids are known and narrowed by the other selectors.
+    meant = client.redo_many(selectors | changes | {"dry_run": True})
+    ids = [redo.id for redo in meant]
+    if password is not None:
+        return [client.redo(one, changes | {"password": password}) for one in ids]
+    would_queue = [redo.id for redo in meant if redo.action == "would_queue"]
+    needy = {view.id: view for view in locked(client.document(one) for one in would_queue)}
+    asked = [ask_and_redo(client, view, changes) for view in needy.values()]
+    rest = [one for one in ids if one not in needy]
+    redone = client.redo_many(selectors | changes | {"ids": rest}) if rest else []
+    return redone + [redo for redo in asked if redo is not None]
+
+
+def _report(redone: list[Redo], *, as_json: bool) -> None:
+    if as_json:
+        for redo in redone:
+            print_json(redo)
+        return
+    print_table(_COLUMNS, [_row(redo) for redo in redone])
+    counts = Counter(redo.action for redo in redone)
+    listed = ", ".join(f"{n} {_ACTIONS[action]}" for action, n in counts.most_common())
+    typer.echo(listed[:1].upper() + listed[1:] + "." if listed else "Nothing to redo.")
+
+
+def _row(redo: Redo) -> tuple[object, ...]:
+    return (redo.id, redo.filename, _ACTIONS[redo.action], redo.pages_reused, redo.pages_redone)
+
+
+def _await(client: Client, redone: list[Redo], *, as_json: bool) -> None:
+    from rag_service.cli.progress import follow
+
+    ids = [redo.id for redo in redone if redo.run_id is not None]
+    views = list(follow(ids, client.document, interval=_INTERVAL).values())
+    if as_json:
+        for view in views:
+            print_json(view)
+    else:
+        print_table(("id", "file", "status", "pages", "error"), [_outcome(v) for v in views])
+    if not all(status_text.succeeded(view) for view in views):
+        raise typer.Exit(1)
+
+
+def _outcome(view: DocumentView) -> tuple[object, ...]:
+    run = view.latest_run
+    return (
+        view.id,
+        view.filename,
+        status_text.state(view),
+        status_text.pages(run.pages),
+        status_text.error(run.error),
+    )

@@ -1,0 +1,145 @@
+"""What `run` and `up` start beside the database and the broker: programs, order, environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rag_service.states import Stage
+
+if TYPE_CHECKING:
+    from rag_service.config.loader import Settings
+    from rag_service.embedded import Program
+
+OCR_SERVER, MAINTENANCE, API, FLOWER = "cpu-ocr-server", "maintenance", "api", "flower"
+PROGRAMS = (OCR_SERVER, MAINTENANCE, Stage.OCR.value, Stage.PREPARE.value, API, FLOWER)
+
+# Importing a worker or loading the OCR model takes seconds, on a busy small machine many.
+_READY_SECONDS = 120.0
+_PROBE_SECONDS = 2.0
+# What a worker needs beside its soft shutdown to say goodbye to broker and database.
+_GOODBYE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class StartPlan:
+    """Makes the programs over one folder; `drain_seconds` is what a worker gets to stop."""
+
+    settings: Settings
+    logs: Path
+    drain_seconds: float
+
+    def ocr_server(self) -> Program:
+        url = f"{cpu_ocr_url(self.settings.cpu_ocr.host, self.settings.cpu_ocr.port)}/health"
+        return self._program(OCR_SERVER, "cpu-ocr-server", ready=lambda: _answers(url))
+
+    def workers(self) -> list[Program]:
+        """Maintenance first, so that it is the last to stop and sees what the others leave."""
+        return [
+            self._program(MAINTENANCE, "worker", "maintenance"),
+            self._worker(Stage.OCR),
+            self._worker(Stage.PREPARE),
+        ]
+
+    def prepare_only(self) -> list[Program]:
+        """The workers where no page goes to the OCR server."""
+        return [program for program in self.workers() if program.name != Stage.OCR]
+
+    def api(self) -> Program:
+        url = f"{self.api_url()}/health/live"
+        return self._program(API, "serve", ready=lambda: _answers(url))
+
+    def flower(self) -> Program:
+        """Nothing waits for it: a monitor that is away costs nobody a document."""
+        return self._program(FLOWER, "flower")
+
+    def api_url(self) -> str:
+        return f"http://{_reachable(self.settings.api.host)}:{self.settings.api.port}"
+
+    def flower_url(self) -> str:
+        return f"http://{_reachable(self.settings.flower.host)}:{self.settings.flower.port}"
+
+    def _worker(self, stage: Stage) -> Program:
+        return self._program(
+            stage.value, "worker", stage.value,
+            ready=lambda: _consumes(stage),
+            stop_seconds=self.drain_seconds + _GOODBYE_SECONDS,
+        )  # fmt: skip
+
+    def _program(
+        self,
+        name: str,
+        *arguments: str,
+        ready: Callable[[], bool] | None = None,
+        stop_seconds: float = _GOODBYE_SECONDS,
+    ) -> Program:
+        from rag_service.embedded import Program
+
+        return Program(
+            name=name,
+            argv=(sys.executable, "-P", "-m", "rag_service.cli.main", *arguments),
+            env=child_environment(os.environ),
+            ready=ready,
+            ready_seconds=_READY_SECONDS,
+            stop_seconds=stop_seconds,
+            log=self.logs / f"{name}.log",
+        )
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Ours, without the misnamed variables that this process has warned about already."""
+    from rag_service.config.loader import unknown_variables
+
+    unknown = unknown_variables(environment)
+    kept = {name: value for name, value in environment.items() if name not in unknown}
+    return kept | {"PYTHONUNBUFFERED": "1"}
+
+
+def embedded_ocr_environment(settings: Settings, host: str, port: int) -> dict[str, str]:
+    """What every process must know of the CPU OCR server, with the numbers that suit it."""
+    from rag_service.config.loader import is_chosen
+    from workers.servers.cpu_ocr.ocr_engine import model_name
+
+    environment = {
+        "GLMOCR_BASE_URL": cpu_ocr_url(host, port),
+        "GLMOCR_MODEL": model_name(settings.cpu_ocr.engine),
+        "RAG_SERVICE_CPU_OCR_HOST": host,
+        "RAG_SERVICE_CPU_OCR_PORT": str(port),
+    }
+    if not is_chosen("ocr.worker_concurrency"):
+        environment["OCR_WORKER_CONCURRENCY"] = str(settings.embedded.worker_concurrency)
+    if not is_chosen("ocr.pages_in_flight"):
+        environment["GLMOCR_PIPELINE_MAX_WORKERS"] = str(settings.embedded.pages_in_flight)
+    return environment
+
+
+def cpu_ocr_url(host: str, port: int) -> str:
+    """Where processes of this machine find the CPU OCR server."""
+    return f"http://{_reachable(host)}:{port}"
+
+
+def _reachable(host: str) -> str:
+    """An address to connect to, for one to listen on."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"[{host}]" if ":" in host else host
+
+
+def _answers(url: str) -> bool:
+    import httpx
+
+    try:
+        # A proxy of the environment is not for our own machine.
+        with httpx.Client(trust_env=False, timeout=_PROBE_SECONDS) as client:
+            return client.get(url).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _consumes(stage: Stage) -> bool:
+    from rag_service.jobs import live_workers
+
+    return bool(live_workers.loads(stage))

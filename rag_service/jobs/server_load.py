@@ -1,0 +1,310 @@
+"""What forks have open on the OCR servers, and how full these were over time.
+
+Used by workers, which report; by maintenance, which samples; by telemetry, API and CLI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, Row, delete, func, or_, select, update
+from sqlalchemy.dialects.postgresql import distinct_on
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from rag_service.database.engine import Connection, begin, single
+from rag_service.database.models import ForkLoad, OcrServer, Page, RemoteJob, Run, ServerSample
+from rag_service.diagnosis.bottleneck import Judgement, LoadSample, Verdict
+from rag_service.jobs.leases import is_due
+from rag_service.states import JobState, PagePlan, PageState, RunState, ServerState
+
+# A fork that did not report for this long has nothing open any more: three reports.
+_LOAD_SECONDS = 15.0
+# The loads of forks so long gone are dropped.
+_LOAD_KEPT_SECONDS = 1800.0
+_RATE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """Live forks at work on a server; what all have open, and would usually let be open."""
+
+    forks: int
+    in_flight: float
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Pages for a server that were not sent yet, also while it is out; those it read a minute.
+
+    `at`: now by the database's clock, which all samples have.
+    """
+
+    at: datetime
+    pages_waiting: int
+    pages_per_minute: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobGauges:
+    """Means over an endpoint's ended jobs, None where none brought any; `pages` in live jobs."""
+
+    running: float | None
+    waiting: float | None
+    slots: int | None
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Starvation:
+    """An alarm: pages wait while the server could take more; since when, and why."""
+
+    since: datetime
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedSample:
+    """A stored sample with what it meant at its time."""
+
+    sample: LoadSample
+    judgement: Judgement
+
+
+def report_load(fork: str, url: str, in_flight: float, limit: float) -> None:
+    """A fork had so many requests open on the server lately, and would let `limit` be open."""
+    values = {
+        "url": url,
+        "in_flight": in_flight,
+        "limit_now": limit,
+        "seen_at": func.clock_timestamp(),
+    }
+    with single() as connection:
+        connection.execute(
+            upsert(ForkLoad)
+            .values(fork=fork, **values)
+            .on_conflict_do_update(index_elements=["fork"], set_=values)
+        )
+
+
+def forget_load(fork: str) -> None:
+    """The fork has nothing to send any more."""
+    with single() as connection:
+        connection.execute(delete(ForkLoad).where(ForkLoad.fork == fork))
+
+
+def in_flight(url: str) -> float:
+    """The requests that live forks have open on the server."""
+    return load(url).in_flight
+
+
+def load(url: str) -> FleetLoad:
+    """What live forks have open on the server, and their limits together."""
+    query = select(
+        func.count(), func.coalesce(func.sum(ForkLoad.in_flight), 0.0), func.sum(ForkLoad.limit_now)
+    ).where(*_live(url))
+    with begin() as connection:
+        return FleetLoad(*connection.execute(query).one())
+
+
+def good_in_flight(url: str) -> float | None:
+    """The number in flight, of all forks together, that was last right; None at first."""
+    with begin() as connection:
+        return connection.scalar(select(OcrServer.good_in_flight).where(OcrServer.url == url))
+
+
+def note_good(url: str, together: float) -> None:
+    """So many in flight, of all forks together, were found right."""
+    change = {"good_in_flight": together}
+    with single() as connection:
+        connection.execute(
+            upsert(OcrServer)
+            .values(url=url, state=ServerState.UP, message="", **change)
+            .on_conflict_do_update(index_elements=["url"], set_=change)
+        )
+
+
+def demand() -> Demand:
+    """What waits for the server now, and what it has read in the last minute."""
+    with begin() as connection:
+        now = connection.scalars(select(func.clock_timestamp())).one()
+        return Demand(now, _pages_waiting(connection), _pages_per_minute(connection))
+
+
+def _pages_waiting(connection: Connection) -> int:
+    """Pages in nobody's hand, of runs that wait for their turn or for the server's return."""
+    in_hand = (Page.hand_epoch == Run.epoch) & (Run.state == RunState.OCR)
+    waits = (
+        select(func.count())
+        .select_from(Page)
+        .join(Run, Run.id == Page.run_id)
+        .where(
+            Run.state.in_([RunState.READY, RunState.OCR]),
+            is_due(),
+            Page.state == PageState.PENDING,
+            Page.plan == PagePlan.OCR,
+            Page.remote_job_id.is_(None),
+            or_(Page.retry_at.is_(None), Page.retry_at <= func.now()),
+            in_hand.is_not(True),
+        )
+    )
+    return connection.scalar(waits) or 0
+
+
+def _pages_per_minute(connection: Connection) -> float:
+    since = _ago(_RATE_SECONDS)
+    read = (
+        select(func.count())
+        .select_from(Page)
+        .join(Run, Run.id == Page.run_id)
+        .where(
+            or_(Run.finished_at.is_(None), Run.finished_at > since),
+            Page.plan == PagePlan.OCR,
+            Page.reused.is_(False),
+            Page.stored_at > since,
+        )
+    )
+    return (connection.scalar(read) or 0) * 60 / _RATE_SECONDS
+
+
+def job_gauges(base_url: str, endpoint_id: str, seconds: float) -> JobGauges:
+    """What jobs that ended in the last seconds said of the servers inside the endpoint."""
+    theirs = (RemoteJob.base_url == base_url) & (RemoteJob.endpoint_id == endpoint_id)
+    means = select(
+        func.avg(RemoteJob.gauges["running_mean"].as_float()),
+        func.avg(RemoteJob.gauges["waiting_mean"].as_float()),
+        func.max(RemoteJob.gauges["slots"].as_integer()),
+    ).where(theirs, RemoteJob.ended_at > _ago(seconds))
+    pages = select(func.coalesce(func.sum(func.cardinality(RemoteJob.pages)), 0)).where(
+        theirs, RemoteJob.state == JobState.LIVE
+    )
+    with begin() as connection:
+        running, waiting, slots = connection.execute(means).one()
+        return JobGauges(running, waiting, slots, connection.scalars(pages).one())
+
+
+def add_sample(sample: LoadSample, judgement: Judgement) -> None:
+    """Store a sample with what it means; the same moment twice is stored once."""
+    values = asdict(sample)
+    values |= {"in_flight_limit": values.pop("limit"), "sentence": judgement.sentence}
+    values["verdict"] = judgement.verdict
+    with single() as connection:
+        connection.execute(upsert(ServerSample).values(values).on_conflict_do_nothing())
+
+
+def samples(url: str, seconds: float) -> list[JudgedSample]:
+    """The server's samples of the last seconds, oldest first."""
+    query = (
+        select(ServerSample)
+        .where(ServerSample.url == url, ServerSample.at > _ago(seconds))
+        .order_by(ServerSample.at)
+    )
+    with begin() as connection:
+        return _judged(connection.execute(query).all())
+
+
+def latest(seconds: float, url: str | None = None) -> list[JudgedSample]:
+    """The newest sample of each server, no older than so many seconds.
+
+    Those of `url`, where there are any: what was said of a server used before says nothing of now.
+    """
+    query = (
+        select(ServerSample)
+        .where(ServerSample.at > _ago(seconds))
+        .order_by(ServerSample.url, ServerSample.at.desc())
+        .ext(distinct_on(ServerSample.url))
+    )
+    with begin() as connection:
+        newest = _judged(connection.execute(query).all())
+    return [judged for judged in newest if judged.sample.url == url] or newest
+
+
+def most_running(url: str) -> float | None:
+    """The most requests that ran while others waited: slots of a server that names none."""
+    full = (ServerSample.url == url) & (ServerSample.waiting > 0)
+    with begin() as connection:
+        return connection.scalar(select(func.max(ServerSample.running)).where(full))
+
+
+def raise_starved(url: str, alarm: Starvation) -> bool:
+    """Raise the alarm for the server; False where it is raised already, which keeps its time."""
+    change = {"starved_since": alarm.since, "starved_why": alarm.why}
+    with begin() as connection:
+        connection.execute(
+            update(OcrServer)
+            .where(OcrServer.url == url, OcrServer.starved_since.is_not(None))
+            .values(starved_why=alarm.why)
+        )
+        raised = connection.scalar(
+            upsert(OcrServer)
+            .values(url=url, state=ServerState.UP, message="", **change)
+            .on_conflict_do_update(
+                index_elements=["url"], set_=change, where=OcrServer.starved_since.is_(None)
+            )
+            .returning(OcrServer.url)
+        )
+    return raised is not None
+
+
+def end_starved(url: str) -> Starvation | None:
+    """Take the alarm back; the one that was raised, or None."""
+    with begin() as connection:
+        alarm = _starvation(connection, url)
+        if alarm is not None:
+            change = {"starved_since": None, "starved_why": None}
+            connection.execute(update(OcrServer).where(OcrServer.url == url).values(change))
+    return alarm
+
+
+def starvation(url: str) -> Starvation | None:
+    """The alarm that is raised for the server."""
+    with begin() as connection:
+        return _starvation(connection, url)
+
+
+def _starvation(connection: Connection, url: str) -> Starvation | None:
+    query = select(OcrServer.starved_since, OcrServer.starved_why).where(
+        OcrServer.url == url, OcrServer.starved_since.is_not(None)
+    )
+    row = connection.execute(query).one_or_none()
+    return None if row is None else Starvation(row.starved_since, row.starved_why)
+
+
+def prune(seconds: float) -> int:
+    """Drop samples older than so many seconds, and loads of forks long gone; samples dropped."""
+    with begin() as connection:
+        connection.execute(delete(ForkLoad).where(ForkLoad.seen_at < _ago(_LOAD_KEPT_SECONDS)))
+        dropped = connection.execute(delete(ServerSample).where(ServerSample.at < _ago(seconds)))
+    return dropped.rowcount
+
+
+def _live(url: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return ForkLoad.url == url, ForkLoad.seen_at > _ago(_LOAD_SECONDS)
+
+
+def _ago(seconds: float) -> ColumnElement[object]:
+    return func.clock_timestamp() - timedelta(seconds=seconds)
+
+
+def _judged(rows: Sequence[Row[ServerSample]]) -> list[JudgedSample]:
+    return [
+        JudgedSample(
+            LoadSample(
+                url=row.url,
+                at=row.at,
+                running=row.running,
+                waiting=row.waiting,
+                slots=row.slots,
+                cache_use=row.cache_use,
+                in_flight=row.in_flight,
+                limit=row.in_flight_limit,
+                tokens_per_second=row.tokens_per_second,
+                pages_per_minute=row.pages_per_minute,
+                pages_waiting=row.pages_waiting,
+            ),
+            Judgement(Verdict(row.verdict), row.sentence),
+        )
+        for row in rows
+    ]

@@ -1,0 +1,86 @@
+"""Reads remote jobs for people: those of a document, and counts of all. Used by API, telemetry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import case, func, select
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.functions import coalesce
+
+from rag_service.database.engine import begin, get_engine
+from rag_service.database.models import RemoteJob, Run
+from rag_service.knowledgebase.views import JobView
+from rag_service.states import JobOutcome, JobState, PostReason
+
+
+def list_jobs(document_id: str) -> list[JobView]:
+    """The posts of all runs of a document, oldest first."""
+    until = coalesce(RemoteJob.ended_at, func.clock_timestamp())
+    age = func.extract("epoch", until - RemoteJob.submitted_at)
+    query = (
+        select(RemoteJob, age)
+        .join(Run, Run.id == RemoteJob.run_id)
+        .where(Run.document_id == document_id)
+        .order_by(RemoteJob.submitted_at, RemoteJob.id)
+    )
+    with Session(get_engine()) as session:
+        return [_view(job, float(seconds)) for job, seconds in session.execute(query)]
+
+
+def _view(job: RemoteJob, age: float) -> JobView:
+    ran = None if job.execution_ms is None else job.execution_ms / 1000
+    return JobView(
+        remote_id=job.remote_id,
+        run_id=job.run_id,
+        endpoint_id=job.endpoint_id,
+        pages=job.pages,
+        reason=PostReason(job.reason),
+        state=JobState(job.state),
+        last_status=job.last_status,
+        outcome=None if job.outcome is None else JobOutcome(job.outcome),
+        submitted_at=job.submitted_at,
+        expires_at=job.expires_at,
+        age_seconds=round(age, 3),
+        polls=job.polls,
+        delay_ms=job.delay_ms,
+        execution_ms=job.execution_ms,
+        usd=None if ran is None else round(ran * job.usd_per_second, 6),
+        error=job.error_message,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobTotals:
+    """All posts of the documents that are here: `live` by RunPod's last word, or by our own state
+    where it said none; `ended` by outcome; what their execution took and cost at least.
+    """
+
+    live: dict[str, int]
+    ended: dict[str, int]
+    gpu_seconds: float
+    usd: float
+
+
+def job_totals() -> JobTotals:
+    """Counted once over the whole table."""
+    over = RemoteJob.state == JobState.ENDED
+    word = case((over, RemoteJob.outcome), else_=coalesce(RemoteJob.last_status, RemoteJob.state))
+    ran = coalesce(RemoteJob.execution_ms, 0) / 1000.0
+    each = select(
+        over.label("over"),
+        word.label("word"),
+        ran.label("seconds"),
+        (ran * RemoteJob.usd_per_second).label("usd"),
+    ).subquery()
+    query = select(
+        each.c.over, each.c.word, func.count(), func.sum(each.c.seconds), func.sum(each.c.usd)
+    ).group_by(each.c.over, each.c.word)
+    with begin() as connection:
+        rows = connection.execute(query).all()
+    return JobTotals(
+        live={word: count for over, word, count, *_ in rows if not over},
+        ended={word: count for over, word, count, *_ in rows if over},
+        gpu_seconds=float(sum(seconds for *_, seconds, _ in rows)),
+        usd=float(sum(usd for *_, usd in rows)),
+    )

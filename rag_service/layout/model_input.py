@@ -1,0 +1,26 @@
+"""Pictures of pages to the pixels that a model wants. Used by the models, in the server only."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from rag_service.layout.model_loader import BadPicture
+
+if TYPE_CHECKING:
+    from rag_service.layout.model_loader import Pixels
+
+
+def decode(jpeg: bytes, width: int, height: int) -> Pixels:
+    """The JPEG stretched to width x height, in RGB. Raises BadPicture."""
+    try:
+        with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
+            # The decoder itself halves what is far too large; the models want it sharp.
+            image.draft("RGB", (width, height))
+            small = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise BadPicture(f"It cannot be read as a JPEG: {error}") from error
+    return np.asarray(small)

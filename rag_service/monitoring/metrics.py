@@ -1,0 +1,223 @@
+"""Prometheus metrics: what the database says at scrape time, and this process's own counts.
+
+Used by the API. The figures of the database are the same whichever process is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import httpx
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from rag_service.config.loader import Settings
+from rag_service.database.engine import DatabaseError
+from rag_service.database.totals import Totals, read_totals
+from rag_service.diagnosis.bottleneck import Verdict
+from rag_service.errors import ConfigurationError
+from rag_service.jobs import live_workers, server_load, wake_ups
+from rag_service.jobs.live_workers import WorkerLoad
+from rag_service.jobs.server_load import JudgedSample
+from rag_service.knowledgebase.job_queries import JobTotals, job_totals
+from rag_service.layout.address import is_known
+from rag_service.layout.layout_client import get
+from rag_service.runpod.runpod_client import JobStatus
+from rag_service.states import JobOutcome, JobState, PageState, RunState, Stage
+
+log = logging.getLogger(__name__)
+
+_NAME = "rag_service_"
+# Uploads of a gigabyte and answers in a millisecond share one histogram.
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+
+
+class Telemetry:
+    """The metrics of one API process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_DatabaseCollector(settings))
+        self._registry.register(_BrokerCollector())
+        if settings.uses_layout:
+            self._registry.register(_LayoutCollector(settings))
+        self._requests = Counter(
+            _NAME + "http_requests",
+            "Requests answered.",
+            ["method", "route", "status"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            _NAME + "http_request_seconds",
+            "Seconds from a request's head to the end of its answer.",
+            ["method", "route"],
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one request."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus's text format; asks the database and the broker."""
+        return generate_latest(self._registry)
+
+
+class _DatabaseCollector(Collector):
+    """Where the database is away only `database_up 0` remains, and the scrape succeeds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._fresh = settings.occupancy.fresh
+        self._server = settings.page_server
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        try:
+            gauges = read_totals()
+            loads = [load for stage in Stage for load in live_workers.loads(stage)]
+            jobs = job_totals()
+            servers = server_load.latest(self._fresh, self._server)
+        except (DatabaseError, ConfigurationError) as error:
+            log.warning("No figures from the database: %s", error)
+            yield _gauge("database_up", "1 where PostgreSQL answers.", 0)
+            return
+        yield _gauge("database_up", "1 where PostgreSQL answers.", 1)
+        yield from _of_documents(gauges)
+        yield from _of_workers(loads)
+        yield from _of_jobs(jobs)
+        yield from _of_servers(servers)
+
+
+class _BrokerCollector(Collector):
+    """Where the broker is away only `broker_up 0` remains."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        lengths = {stage: wake_ups.queue_length(stage) for stage in Stage}
+        known = {stage: length for stage, length in lengths.items() if length is not None}
+        up = len(known) == len(lengths)
+        yield _gauge("broker_up", "1 where the broker answers.", int(up))
+        yield _family("doorbells", "Doorbells that nobody has taken yet.", "stage", known)
+
+
+class _LayoutCollector(Collector):
+    """The layout server's own figures: it listens on a socket, where no scraper comes.
+
+    Nothing where this node has none; where it is away only `layout_up 0` remains.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def collect(self) -> Iterator[Metric]:
+        if not is_known(self._settings):
+            return
+        try:
+            text = get(self._settings, "/metrics").raise_for_status().text
+        except httpx.HTTPError as error:
+            log.warning("No figures from the layout server: %s", error)
+            text = ""
+        yield _gauge("layout_up", "1 where the layout server answers.", int(bool(text)))
+        yield from text_string_to_metric_families(text)
+
+
+def _of_documents(gauges: Totals) -> Iterator[GaugeMetricFamily]:
+    runs = _complete(RunState, gauges.runs)
+    documents = _complete(RunState, gauges.documents)
+    active = _complete(PageState, gauges.active_pages)
+    yield _family("runs", "Runs by state.", "state", runs)
+    yield _family("documents", "Documents by the state of their current run.", "status", documents)
+    yield _gauge("pages", "Pages of all current runs.", gauges.pages)
+    yield _family("active_pages", "Pages of runs that have not ended.", "state", active)
+    yield _family(
+        "oldest_waiting_seconds",
+        "Age of the oldest run that waits for a stage.",
+        "stage",
+        gauges.oldest_waiting,
+    )
+
+
+def _of_workers(loads: list[WorkerLoad]) -> Iterator[GaugeMetricFamily]:
+    workers = dict.fromkeys(Stage, 0)
+    forks = dict.fromkeys(Stage, 0)
+    busy = dict.fromkeys(Stage, 0)
+    for load in loads:
+        workers[load.stage] += 1
+        forks[load.stage] += load.forks
+        busy[load.stage] += load.busy
+    yield _family("workers", "Workers seen lately.", "stage", workers)
+    yield _family("forks", "Forks of live workers.", "stage", forks)
+    yield _family("forks_busy", "Forks that hold a run.", "stage", busy)
+
+
+# A live job is where RunPod last said, or, where it said nothing yet, where our post is.
+_LIVE = (
+    *(status.value for status in JobStatus if not status.final),
+    *(state.value for state in JobState if state is not JobState.ENDED),
+)
+# Words that RunPod may invent must not become time series.
+_OTHER = "other"
+
+
+def _of_jobs(jobs: JobTotals) -> Iterator[GaugeMetricFamily]:
+    live = dict.fromkeys((*_LIVE, _OTHER), 0)
+    for word, count in jobs.live.items():
+        live[word if word in live else _OTHER] += count
+    ended = _complete(JobOutcome, jobs.ended)
+    yield _family("remote_jobs_live", "Jobs on RunPod by its last word of them.", "status", live)
+    yield _family("remote_jobs_ended", "Jobs that have ended by outcome.", "outcome", ended)
+    yield _gauge("remote_gpu_seconds", "Execution of all jobs, a lower bound.", jobs.gpu_seconds)
+    yield _gauge("remote_usd", "What it cost, a lower bound.", jobs.usd)
+
+
+# Of Sample's fields; a server that shows no such gauge has no such series.
+_SERVER_FIGURES = {
+    "running": "Requests that the OCR server works on.",
+    "waiting": "Requests that wait in the OCR server.",
+    "slots": "Requests that the OCR server can batch.",
+    "cache_use": "Share of the OCR server's KV cache in use.",
+    "in_flight": "Requests that our forks have open at the OCR server.",
+    "tokens_per_second": "Tokens that the OCR server generates a second.",
+    "pages_per_minute": "Pages read in the last minute.",
+    "pages_waiting": "Pages for the OCR server that were not sent yet.",
+}
+
+
+def _of_servers(servers: Sequence[JudgedSample]) -> Iterator[GaugeMetricFamily]:
+    for field, meaning in _SERVER_FIGURES.items():
+        seen = {judged.sample.url: getattr(judged.sample, field) for judged in servers}
+        known = {url: value for url, value in seen.items() if value is not None}
+        yield _family(f"server_{field}", meaning, "server", known)
+    verdicts = GaugeMetricFamily(
+        _NAME + "server_verdict",
+        "1 at what keeps the OCR server from reading more pages.",
+        labels=["server", "verdict"],
+    )
+    for judged in servers:
+        for verdict in Verdict:
+            is_so = int(judged.judgement.verdict is verdict)
+            verdicts.add_metric([judged.sample.url, verdict], is_so)
+    yield verdicts
+
+
+def _gauge(name: str, meaning: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(_NAME + name, meaning, value=value)
+
+
+def _complete(states: type[StrEnum], counts: Mapping[str, int]) -> dict[str, int]:
+    """A series that is absent at zero would look like a fault of the scrape."""
+    return {state.value: 0 for state in states} | dict(counts)
+
+
+def _family(name: str, meaning: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(_NAME + name, meaning, labels=[label])
+    for key, value in values.items():
+        family.add_metric([str(key)], value)
+    return family

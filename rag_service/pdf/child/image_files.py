@@ -1,0 +1,162 @@
+"""Picture files as documents: each picture is a page for OCR. Runs in the render child."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+from rag_service.errors import CorruptPdf, PageTooLarge, PageUnrenderable
+from rag_service.pdf.child import ink
+from rag_service.pdf.child.raster import Raster
+from rag_service.pdf.child.render import MAX_SIDE, MIN_DPI, POINTS_PER_INCH, Resolution, as_raster
+from rag_service.pdf.child_limits import ChildLimits
+from rag_service.pdf.results import PdfWarning, PlannedPage
+from rag_service.states import OcrMode, PagePlan
+
+FORMATS = {
+    "image/png": ["PNG"],
+    "image/jpeg": ["JPEG", "MPO"],
+    "image/tiff": ["TIFF"],
+    "image/webp": ["WEBP"],
+}
+# Cameras and screens write 72 or 96 without meaning paper.
+MIN_PAPER_DPI = 100
+# The sheet that a picture without a resolution is taken for: A3's long side.
+SHEET_INCHES = 16.54
+# What Pillow raises on damaged files.
+_BAD_PICTURE = (OSError, SyntaxError, ValueError, EOFError, MemoryError)
+_SIXTEEN_BITS = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
+_EXIF_ORIENTATION = 0x0112
+_SIDEWAYS = frozenset({5, 6, 7, 8})
+
+
+class ImageSource:
+    """A PNG, JPEG, TIFF (all its pages) or WebP file opened by Pillow."""
+
+    repaired = False
+
+    def __init__(self, path: Path, media_type: str, limits: ChildLimits) -> None:
+        self.media_type = media_type
+        self._path = path
+        self._limits = limits
+        # Memory is bounded in _load, by bytes instead of pixels.
+        Image.MAX_IMAGE_PIXELS = None
+        try:
+            with self._open() as image:
+                frames = getattr(image, "n_frames", 1)
+        except _BAD_PICTURE as error:
+            raise CorruptPdf(f"The picture file is damaged ({error}).") from error
+        # Further frames of the other formats are animations and previews, not pages.
+        self.pages: int = frames if media_type == "image/tiff" else 1
+
+    def plan(self, number: int, mode: OcrMode, *, pixels: bool) -> PlannedPage:
+        """Blank or for OCR; never native."""
+        width, height, blank = self._look(number, pixels=pixels)
+        if blank:
+            return PlannedPage(number, PagePlan.BLANK, "nothing is drawn", width, height)
+        if mode is OcrMode.OFF:
+            warning = PdfWarning("page_without_text", "OCR is off; this is a picture.", number)
+            return PlannedPage(
+                number, PagePlan.NATIVE, "a picture file", width, height,
+                warnings=(warning,), no_text=True,
+            )  # fmt: skip
+        return PlannedPage(number, PagePlan.OCR, "a picture file", width, height)
+
+    def draw(self, number: int, dpi: float) -> Raster:
+        """At its own pixels, or fewer: those that `dpi` gives on its paper, and max_pixels."""
+        try:
+            with self._open() as file:
+                image = _flatten(self._load(file, number))
+                resolution, scale = choose_scale(
+                    image.size, _paper_dpi(file), dpi, self._limits.max_pixels
+                )
+        except _BAD_PICTURE as error:
+            raise _undecodable(number, error) from error
+        if resolution.capped and resolution.dpi < MIN_DPI:
+            raise PageTooLarge(page=number)
+        width, height = (max(1, round(side * scale)) for side in image.size)
+        if (width, height) != image.size:
+            image = image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
+        return as_raster(image, number, resolution)
+
+    def close(self) -> None:
+        """Nothing stays open between pages."""
+
+    def _open(self) -> Image.Image:
+        return Image.open(self._path, formats=FORMATS[self.media_type])
+
+    def _look(self, number: int, *, pixels: bool) -> tuple[float, float, bool]:
+        """Size in points as shown, and whether nothing is drawn."""
+        try:
+            with self._open() as file:
+                file.seek(number - 1)
+                to_points = POINTS_PER_INCH / (_paper_dpi(file) or POINTS_PER_INCH)
+                width, height = (side * to_points for side in _upright_size(file))
+                blank = pixels and self._is_blank(file, number)
+        except _BAD_PICTURE as error:
+            raise _undecodable(number, error) from error
+        return width, height, blank
+
+    def _is_blank(self, file: Image.Image, number: int) -> bool:
+        side = round(math.sqrt(ink.LOOK_PIXELS))
+        file.draft("L", (side, side))
+        image = _flatten(self._load(file, number)).convert("L")
+        image.thumbnail((side, side), reducing_gap=1.0)
+        return ink.is_blank(image)
+
+    def _load(self, file: Image.Image, number: int) -> Image.Image:
+        """Page `number`, decoded and upright; refuses what would not fit into memory."""
+        file.seek(number - 1)
+        width, height = file.size
+        needed = width * height * len(file.getbands()) / (1 << 20)
+        if needed > self._limits.max_mib:
+            raise PageTooLarge(
+                f"Picture {number} of {width} x {height} pixels needs {needed:.0f} MiB; "
+                f"pdf.child_max_mib is {self._limits.max_mib}.",
+                page=number,
+            )
+        return ImageOps.exif_transpose(file)
+
+
+def choose_scale(
+    size: tuple[int, int], paper_dpi: float | None, dpi: float, max_pixels: int
+) -> tuple[Resolution, float]:
+    """How much smaller a picture of `size` pixels is sent, never larger, and the DPI that gives."""
+    longest = max(size)
+    own = paper_dpi or max(longest / SHEET_INCHES, dpi)
+    wanted = min(1.0, dpi / own)
+    possible = min(math.sqrt(max_pixels / (size[0] * size[1])), MAX_SIDE / longest)
+    scale = min(wanted, possible)
+    return Resolution(own * scale, capped=possible < wanted), scale
+
+
+def _paper_dpi(image: Image.Image) -> float | None:
+    """The resolution written in the file, where it can mean paper."""
+    dpi = float(min(image.info.get("dpi") or (0, 0)))
+    return dpi if dpi >= MIN_PAPER_DPI else None
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    width, height = image.size
+    sideways = image.getexif().get(_EXIF_ORIENTATION) in _SIDEWAYS
+    return (height, width) if sideways else (width, height)
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    """RGB or grey; what is transparent becomes white paper."""
+    if image.mode in _SIXTEEN_BITS:
+        return image.convert("I").point(lambda level: level / 256).convert("L")
+    if image.mode in ("1", "L"):
+        return image.convert("L")
+    if "A" in image.getbands() or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        sheet = Image.new("RGB", layer.size, "white")
+        sheet.paste(layer, mask=layer.getchannel("A"))
+        return sheet
+    return image.convert("RGB")
+
+
+def _undecodable(number: int, error: BaseException) -> PageUnrenderable:
+    return PageUnrenderable(f"Picture {number} cannot be decoded ({error}).", page=number)

@@ -1,0 +1,66 @@
+"""A page's pixels, and the newest few of them kept for who reads a page by its parts.
+
+Runs in the render child.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from rag_service.pdf.results import PdfWarning
+
+
+@dataclass(frozen=True, slots=True)
+class Raster:
+    """A page as drawn: an RGB picture, or a grey one; `dpi` is the resolution it really has."""
+
+    number: int
+    image: Image.Image
+    dpi: float
+    warnings: tuple[PdfWarning, ...] = ()
+
+    @property
+    def grey(self) -> bool:
+        return self.image.mode == "L"
+
+    @property
+    def bytes(self) -> int:
+        return self.image.width * self.image.height * len(self.image.getbands())
+
+
+class RasterCache:
+    """The rasters of one document, the oldest out; together at most `max_bytes`, or just one."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[tuple[int, float], Raster] = OrderedDict()
+
+    def get(self, number: int, dpi: float) -> Raster | None:
+        """The page drawn for that resolution, where it is still here."""
+        return self._kept.get((number, dpi))
+
+    def keep(self, raster: Raster, dpi: float) -> None:
+        """`dpi` is what was asked for, which a large page does not get."""
+        self._kept[raster.number, dpi] = raster
+        self._kept.move_to_end((raster.number, dpi))
+        while len(self._kept) > 1 and self._bytes() > self._max_bytes:
+            self._kept.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all: another document is opened."""
+        self._kept.clear()
+
+    def _bytes(self) -> int:
+        return sum(raster.bytes for raster in self._kept.values())
+
+
+def as_image(pixels: Any) -> Image.Image:
+    """A grey or RGB pymupdf Pixmap as a Pillow picture."""
+    mode = "L" if pixels.n == 1 else "RGB"
+    size = (pixels.width, pixels.height)
+    # frombuffer would keep pointing into the pixmap after it is gone; this copies.
+    return Image.frombytes(mode, size, pixels.samples_mv, "raw", mode, pixels.stride, 1)

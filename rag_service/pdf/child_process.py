@@ -1,0 +1,162 @@
+"""The render child as its parent sees it: start, send, receive, kill. Used by document.py only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from rag_service.errors import Internal
+from rag_service.pdf import pipe_frames
+from rag_service.pdf.child_limits import ChildLimits
+from rag_service.pdf.pipe_frames import Frame
+
+START_LIMIT = 60.0
+# Time for a frame that is on its way while a busy loop only now gets to look.
+GRACE = 1.0
+# Nearly every answer comes within this time: only a late one is worth a look at the child's clock.
+PROMPT = 0.1
+# A child that used this share of its limit on a processor has had its chance.
+BUSY_SHARE, STARVED_FACTOR = 0.8, 4
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+# The child reads hostile files: no key or password of ours may stand in its environment.
+PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
+PACKAGE_ROOT = str(Path(__file__).parents[2])
+
+
+class ChildDied(Exception):
+    """The render child ended before it answered."""
+
+
+class ChildTimeout(Exception):
+    """The render child did not answer in time and was killed."""
+
+
+class RenderChild:
+    """One child process. It dies with the thread that started it, at the latest."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._requests = cast(BinaryIO, process.stdin)
+        self._reader = asyncio.StreamReader()
+        self._transport: asyncio.BaseTransport | None = None
+        self._pending: asyncio.Task[Frame] | None = None
+        self.documents = 0
+        self.mib = 0.0
+
+    @classmethod
+    async def start(cls, limits: ChildLimits) -> RenderChild:
+        """Start a child and wait until it has loaded what it needs.
+
+        Raises Internal where it does not start: that is the installation's fault, no document's.
+        """
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rag_service.pdf.child", str(os.getpid()),
+             json.dumps(asdict(limits))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=_environment(), start_new_session=True,
+        )  # fmt: skip
+        child = cls(process)
+        try:
+            await child._connect()
+            await child.receive(START_LIMIT)
+        except (ChildDied, ChildTimeout) as error:
+            child.kill()
+            raise Internal("The render process does not start; the log has the details.") from error
+        except BaseException:
+            child.kill()
+            raise
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, frame: Frame) -> None:
+        """Requests are small and the child reads one before the next is sent: never blocks."""
+        try:
+            self._requests.write(pipe_frames.encode(frame))
+            self._requests.flush()
+        except OSError as error:
+            raise ChildDied from error
+
+    async def receive(self, limit: float) -> Frame:
+        """The next frame; ChildDied, or ChildTimeout after `limit` seconds.
+
+        A child that gets no processor is given up to STARVED_FACTOR times as long, so a busy
+        machine is not taken for a bad page.
+        """
+        task = self._pending or asyncio.create_task(pipe_frames.receive(self._reader))
+        self._pending = task
+        if not await self._answered(task, limit):
+            raise ChildTimeout
+        self._pending = None
+        try:
+            frame = task.result()
+        except asyncio.IncompleteReadError as error:
+            raise ChildDied from error
+        self.mib = frame.head.get("mib", self.mib)
+        return frame
+
+    async def _answered(self, task: asyncio.Task[Frame], limit: float) -> bool:
+        prompt, _ = await asyncio.wait({task}, timeout=min(PROMPT, limit))
+        if prompt:
+            return True
+        used = self._processor_seconds()
+        for _ in range(STARVED_FACTOR):
+            done, _ = await asyncio.wait({task}, timeout=limit)
+            if done:
+                return True
+            if self._processor_seconds() - used >= BUSY_SHARE * limit:
+                break
+        done, _ = await asyncio.wait({task}, timeout=GRACE)
+        return bool(done)
+
+    def _processor_seconds(self) -> float:
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return 0.0
+        # Fields 14 and 15 of proc(5); the second may hold spaces and ends with a parenthesis.
+        user, system = stat.rsplit(")", 1)[1].split()[11:13]
+        return (int(user) + int(system)) / CLOCK_TICKS
+
+    def kill(self) -> None:
+        """End the child and whatever it started; safe to call twice."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        # A process stuck in a dead file system cannot be reaped; it must not hold us up.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+        if self._transport is not None:
+            self._transport.close()
+        with contextlib.suppress(OSError):
+            self._requests.close()
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(self._reader), self._process.stdout
+        )
+
+
+def _environment() -> dict[str, str]:
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    paths = [PACKAGE_ROOT, environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return environment

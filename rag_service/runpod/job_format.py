@@ -1,0 +1,113 @@
+"""The RunPod job, version 1: what travels to the handler and back. Used by both sides.
+
+Sizes are points of the contract: pages are original page numbers (from 1), in the document's
+order; the document holds only the pages that are sent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rag_service.states import LayoutMode
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class InlineDocument(_Wire):
+    """The document's bytes in the job itself."""
+
+    kind: Literal["inline"] = "inline"
+    encoding: Literal["base64", "zip+base64"]
+    data: str
+
+
+class UrlDocument(_Wire):
+    """Where the handler fetches the document: https only, checked by its sha256."""
+
+    kind: Literal["url"] = "url"
+    url: str
+    sha256: str
+
+
+class JobOptions(_Wire):
+    """How the pages are to be read."""
+
+    dpi: int
+    layout: LayoutMode
+    max_tokens: int
+
+
+class JobInput(_Wire):
+    """One job: `pages` names the original page of each page of the document, in order."""
+
+    version: Literal[1] = 1
+    request_key: str
+    filename: str
+    document: Annotated[InlineDocument | UrlDocument, Field(discriminator="kind")]
+    pages: list[int]
+    options: JobOptions
+
+
+class PageProblem(_Wire):
+    code: str
+    message: str
+
+
+class Tokens(_Wire):
+    prompt: int | None = None
+    completion: int | None = None
+
+
+class RegionOutput(_Wire):
+    """A block of a page; `bbox_2d` is x1, y1, x2, y2 in thousandths of the page's sides."""
+
+    index: int
+    label: str
+    bbox_2d: tuple[int, int, int, int]
+    content: str
+
+
+class PageOutput(_Wire):
+    """What came of one page and what is to be said of it; `error` where it could not be read."""
+
+    page: int
+    markdown: str = ""
+    regions: list[RegionOutput] = []
+    finish_reason: str | None = None
+    tokens: Tokens = Tokens()
+    seconds: float | None = None
+    dpi: float | None = None
+    parser_version: str | None = None
+    warnings: list[PageProblem] = []
+    error: PageProblem | None = None
+
+
+class EngineInfo(_Wire):
+    name: str | None = None
+    model: str | None = None
+    version: str | None = None
+
+
+class GaugeMeans(_Wire):
+    """Means over the job's time, from the OCR server beside the handler."""
+
+    running_mean: float | None = None
+    waiting_mean: float | None = None
+    slots: int | None = None
+
+
+class JobOutput(_Wire):
+    """A finished job; what did not fit the answer's limit stands in `remaining_pages`."""
+
+    version: Literal[1]
+    request_key: str
+    pages: list[PageOutput]
+    remaining_pages: list[int] = []
+    engine: EngineInfo = EngineInfo()
+    gauges: GaugeMeans | None = None
+    timings: dict[str, float] = {}
+    debug: list[str] = []

@@ -1,0 +1,80 @@
+"""The document a fork has open: its bytes from the store, its pages through the render child."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rag_service.config.loader import get_settings
+from rag_service.documents.storage import DocumentStore
+from rag_service.errors import CorruptPdf, StorageUnavailable
+from rag_service.jobs.leases import ClaimedRun
+from rag_service.pdf.results import Preflight
+from rag_service.pdf.session import PdfSession
+
+log = logging.getLogger(__name__)
+
+_WAITS_FOR_STORE = (1.0, 5.0, 20.0)
+
+
+@cache
+def _store(_pid: int) -> DocumentStore:
+    return DocumentStore(get_settings(), create=False)
+
+
+@cache
+def _pdf_worker() -> PdfSession:
+    """The fork's one render child, kept from document to document on the fork's one loop."""
+    settings = get_settings()
+    return PdfSession(settings.pdf, settings.limits.max_pages)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDocument:
+    """A document that the fork's render child has open, and its bytes on the disk."""
+
+    pdf: PdfSession
+    preflight: Preflight
+    path: Path
+
+
+@asynccontextmanager
+async def opened(run: ClaimedRun) -> AsyncIterator[OpenDocument]:
+    """The run's document, open in the render child.
+
+    Raises SourceMissing, StorageUnavailable after some tries, and what PdfWorker.open raises.
+    """
+    with ExitStack() as stack:
+        yield await _open_patiently(run, stack)
+
+
+async def _open_patiently(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
+    for wait in _WAITS_FOR_STORE:
+        try:
+            return await _open(run, stack)
+        except StorageUnavailable as error:
+            log.warning("The document store is away, trying again in %.0f s: %s", wait, error)
+        await asyncio.sleep(wait)
+    return await _open(run, stack)
+
+
+async def _open(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
+    path = await _open_local(run.source_key, stack)
+    try:
+        preflight = await _pdf_worker().open(path, run.media_type)
+    except CorruptPdf as error:
+        if path.exists():
+            raise
+        raise StorageUnavailable("The file went away while it was opened.") from error
+    return OpenDocument(_pdf_worker(), preflight, path)
+
+
+async def _open_local(key: str, stack: ExitStack) -> Path:
+    store = _store(os.getpid())
+    return await asyncio.to_thread(stack.enter_context, store.open_local(key))

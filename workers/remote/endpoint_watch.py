@@ -1,0 +1,131 @@
+"""Looks at the RunPod endpoint itself: whether it answers, whether anybody works on its jobs.
+
+Used by maintenance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+from rag_service.config.loader import Settings
+from rag_service.config.options import RunPodOptions
+from rag_service.errors import ConfigurationError
+from rag_service.jobs import remote_endpoints, server_state
+from rag_service.jobs.remote_endpoints import LiveJobs
+from rag_service.ocr.ocr_client import Probe
+from rag_service.runpod.runpod_client import (
+    EndpointHealth,
+    EndpointRefused,
+    PollFailed,
+    RunPodClient,
+)
+
+log = logging.getLogger(__name__)
+
+NO_GPU_WORKERS = "no_gpu_workers"
+# Looks in a row without any answer until RunPod counts as away: one proves little.
+_SILENT_LOOKS = 3
+
+
+async def probe_endpoint(settings: RunPodOptions) -> Probe:
+    """Whether RunPod answers for the endpoint with our key."""
+    try:
+        async with open_client(settings) as client:
+            await client.health()
+    except (EndpointRefused, ConfigurationError) as error:
+        return Probe(False, misconfigured=True, message=error.message)
+    except PollFailed as error:
+        return Probe(False, message=error.message)
+    return Probe(True)
+
+
+def open_client(settings: RunPodOptions) -> RunPodClient:
+    """A client of the endpoint that the settings name. Raises ConfigurationError."""
+    return RunPodClient(settings, base_url=settings.api_base, endpoint_id=str(settings.endpoint_id))
+
+
+class EndpointWatch:
+    """Raises and clears the endpoint's alarms while jobs are live on it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._looked_at = float("-inf")
+        self._silent = 0
+
+    async def look(self) -> None:
+        """Ask RunPod once every ocr.probe_interval, and only while jobs are live."""
+        url, now = self._settings.page_server, time.monotonic()
+        if url is None or now - self._looked_at < self._settings.ocr.probe_interval:
+            return
+        self._looked_at = now
+        record = await asyncio.to_thread(server_state.get, url)
+        before: Mapping[str, str] = record.alarms if record else {}
+        alarms = await self._alarms(before)
+        if alarms != before:
+            await asyncio.to_thread(server_state.set_alarms, url, alarms)
+        _tell(before, alarms)
+
+    async def _alarms(self, before: Mapping[str, str]) -> dict[str, str]:
+        """What holds now; what cannot be known stays as it was."""
+        runpod = self._settings.runpod
+        jobs = await asyncio.to_thread(
+            remote_endpoints.live_jobs,
+            runpod.api_base,
+            str(runpod.endpoint_id),
+            long=runpod.no_worker_alarm,
+        )
+        if not jobs.number:
+            self._silent = 0
+            return {}
+        health, complaint = await _health(runpod)
+        found = {
+            server_state.FAULT: self._away(jobs, complaint),
+            NO_GPU_WORKERS: self._without_workers(jobs, health, before.get(NO_GPU_WORKERS)),
+        }
+        return {name: message for name, message in found.items() if message is not None}
+
+    def _away(self, jobs: LiveJobs, complaint: str | None) -> str | None:
+        """Nothing that RunPod was asked lately was answered: neither polls nor its health."""
+        silence = None if jobs.answered else jobs.poll_error or complaint
+        self._silent = self._silent + 1 if silence else 0
+        return f"down: {silence}" if self._silent >= _SILENT_LOOKS else None
+
+    def _without_workers(
+        self, jobs: LiveJobs, health: EndpointHealth | None, before: str | None
+    ) -> str | None:
+        """RunPod takes the workers of an endpoint away that has been idle for some days."""
+        if not jobs.queued_for_long:
+            return None
+        if health is None:
+            return before
+        if health.has_workers:
+            return None
+        return (
+            f"Jobs have queued for over {self._settings.runpod.no_worker_alarm:.0f} s and the "
+            "endpoint has no worker. Look at its maximum of workers on RunPod."
+        )
+
+
+async def _health(settings: RunPodOptions) -> tuple[EndpointHealth | None, str | None]:
+    """What RunPod says of the endpoint, or why it says nothing.
+
+    A refusal is no silence: what matters of it, posts and polls find out.
+    """
+    try:
+        async with open_client(settings) as client:
+            return await client.health(), None
+    except PollFailed as error:
+        return None, error.message
+    except EndpointRefused as error:
+        log.info("The endpoint's health is not known: %s", error)
+        return None, None
+
+
+def _tell(before: Mapping[str, str], alarms: Mapping[str, str]) -> None:
+    for name in alarms.keys() - before.keys():
+        log.warning("%s: %s", name, alarms[name])
+    for name in before.keys() - alarms.keys():
+        log.info("%s is over.", name)

@@ -1,0 +1,144 @@
+"""A run while a fork holds it: the lease is renewed from a thread, and its loss stops the work.
+
+Used by the prepare and ocr workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TypeVar, cast
+
+from rag_service.config.loader import Settings
+from rag_service.database.engine import DatabaseError, is_outage, trouble
+from rag_service.errors import DocumentTimeout, Draining, LeaseLost, RagServiceError
+from rag_service.jobs import leases
+from rag_service.jobs.leases import ClaimedRun
+from workers import drain
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_TICK_SECONDS = 1.0
+_CHECK_SECONDS = 3.0
+_DATABASE_RETRY_SECONDS = 1.0
+
+
+class RunGuard:
+    """Guards one claimed run. Enter it in the fork's main thread, inside the event loop."""
+
+    def __init__(self, run: ClaimedRun, settings: Settings) -> None:
+        self.run = run
+        self.page_count = run.page_count
+        self._settings = settings
+        self._claimed_at = self._renewed_at = time.monotonic()
+        self._draining_since: float | None = None
+        self._reason: RagServiceError | None = None
+        self._closed = threading.Event()
+
+    async def __aenter__(self) -> RunGuard:
+        self._loop = asyncio.get_running_loop()
+        self._work = cast("asyncio.Task[None]", asyncio.current_task())
+        self._guarding = asyncio.create_task(self._guard())
+        threading.Thread(target=self._renewals, name="lease", daemon=True).start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed.set()
+        self._guarding.cancel()
+        # The cancellation was our own doing: say why instead.
+        if isinstance(error, asyncio.CancelledError) and self._reason is not None:
+            raise self._reason from error
+
+    def check(self) -> None:
+        """Raise LeaseLost where the claim cannot be trusted any more."""
+        if self._reason is not None:
+            raise self._reason
+        if time.monotonic() - self._renewed_at > self._settings.lease.give_up_after:
+            raise LeaseLost("The lease could not be renewed in time.")
+
+    def check_drain(self) -> None:
+        """Before new work: raise Draining where the worker is shutting down, or LeaseLost."""
+        self.check()
+        if drain.has_begun():
+            raise Draining()
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run a database call off the event loop; wait out an outage while the lease may live.
+
+        Raises LeaseLost.
+        """
+        while True:
+            self.check()
+            try:
+                return await asyncio.to_thread(function)
+            except DatabaseError as error:
+                if not is_outage(error):
+                    raise
+                log.warning("PostgreSQL does not do its part, trying again: %s", trouble(error))
+            await asyncio.sleep(_DATABASE_RETRY_SECONDS)
+
+    async def _guard(self) -> None:
+        """In the event loop, which no hanging database call can hold up."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            try:
+                self.check()
+                self._check_limits()
+            except RagServiceError as reason:
+                self._stop(reason)
+                return
+
+    def _renewals(self) -> None:
+        """In a thread, which no busy event loop can hold up."""
+        # Also between renewals: a cancel must reach the server's slots soon.
+        pause = min(_CHECK_SECONDS, self._settings.lease.renew_every)
+        while not self._closed.wait(pause):
+            try:
+                held = self._renew_or_ask()
+            except DatabaseError as error:
+                log.warning("The lease cannot be renewed: %s", trouble(error))
+                continue
+            if not held:
+                self._loop.call_soon_threadsafe(self._stop, LeaseLost())
+                return
+
+    def _renew_or_ask(self) -> bool:
+        now = time.monotonic()
+        if now - self._renewed_at < self._settings.lease.renew_every:
+            return leases.holds(self.run)
+        held = leases.renew(self.run, self._settings.lease)
+        if held:
+            self._renewed_at = now
+        return held
+
+    def _check_limits(self) -> None:
+        now = time.monotonic()
+        if drain.has_begun():
+            self._draining_since = self._draining_since or now
+            if now - self._draining_since > self._settings.worker.soft_shutdown:
+                raise Draining()
+        limits = self._settings.document_timeout
+        allowed = limits.base + limits.per_page * (self.page_count or 0)
+        if self.run.worked_seconds + now - self._claimed_at > allowed:
+            raise DocumentTimeout(
+                f"Worked on for more than {allowed:.0f} s (document_timeout.base + "
+                f"{self.page_count or 0} x document_timeout.per_page); pages read so far are kept."
+            )
+
+    def _stop(self, reason: RagServiceError) -> None:
+        if self._reason is None:
+            self._reason = reason
+            self._work.cancel()
+
+
+Work = Callable[[RunGuard], Awaitable[None]]

@@ -1,0 +1,116 @@
+"""The HTTP face of the layout model: layout, health, metrics. Used by layout_server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from rag_service.config.options import LayoutOptions
+from rag_service.layout.layout_client import Readiness
+from rag_service.layout.model_loader import BadPicture, Model
+from rag_service.layout.page_layout import PageLayout
+from workers.servers.layout.layout_queue import (
+    LayoutAbandoned,
+    LayoutQueue,
+    ModelFailed,
+    ModelNotReady,
+    QueueFull,
+)
+
+# What web servers write in their logs for a client that hung up; nobody receives it.
+CLIENT_GONE = 499
+
+
+class PictureTooLarge(Exception):
+    """The request's body is over the limit."""
+
+
+# An outcome's name in the metrics, its status, and what the client is told.
+_OUTCOMES: dict[type[Exception], tuple[str, int, str]] = {
+    ModelNotReady: ("not_ready", 503, "The layout model is loading, or the server is stopping."),
+    QueueFull: ("busy", 429, "Too many pictures wait already."),
+    PictureTooLarge: ("too_large", 413, "The picture is over layout.max_body_bytes."),
+    BadPicture: ("bad_picture", 422, "bad_picture"),
+    ModelFailed: ("failed", 500, "The layout model failed on the picture"),
+    LayoutAbandoned: ("gone", CLIENT_GONE, ""),
+    ClientDisconnect: ("gone", CLIENT_GONE, ""),
+}
+
+
+def create_app(
+    settings: LayoutOptions,
+    load: Callable[[], Model],
+    on_failure: Callable[[], None] = lambda: None,
+) -> Starlette:
+    """The server as an ASGI application; its Desk is app.state.desk.
+
+    The model is loaded in the background once the application starts; on_failure is called when
+    that fails, and the desk's `failure` says why.
+    """
+    desk = LayoutQueue(settings, load)
+    service = _Service(settings, desk)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        loading = asyncio.create_task(desk.open())
+        loading.add_done_callback(lambda _: on_failure() if desk.failure else None)
+        yield
+        await loading
+        desk.close()
+
+    app = Starlette(
+        routes=[
+            Route("/layout", service.layout, methods=["POST"]),
+            Route("/health", service.health),
+            Route("/metrics", service.metrics),
+        ],
+        lifespan=lifespan,
+    )
+    app.state.desk = desk
+    return app
+
+
+class _Service:
+    """The three routes over one desk."""
+
+    def __init__(self, settings: LayoutOptions, desk: LayoutQueue) -> None:
+        self._settings = settings
+        self._desk = desk
+
+    async def health(self, _: Request) -> Response:
+        ready = self._desk.ready
+        message = "" if ready else _OUTCOMES[ModelNotReady][2]
+        body = Readiness(ok=ready, model=self._settings.model, message=message)
+        return JSONResponse(body.model_dump(), 200 if ready else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._desk.metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+    async def layout(self, request: Request) -> Response:
+        try:
+            jpeg = await _read(request, self._settings.max_body_bytes)
+            boxes = await self._desk.find(jpeg, request.is_disconnected)
+        except tuple(_OUTCOMES) as error:
+            outcome, status, message = _OUTCOMES[type(error)]
+            self._desk.metrics.ended(outcome)
+            reason = f"{message}: {error}" if str(error) else message
+            return PlainTextResponse(reason, status)
+        self._desk.metrics.ended("ok")
+        return JSONResponse(asdict(PageLayout(tuple(boxes), self._settings.model)))
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The body, given up as soon as it is over the limit, whatever its header says."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise PictureTooLarge
+    return bytes(body)
