@@ -37,7 +37,7 @@ from benchmarks import plot
 from benchmarks.peers.trees import memory_mib
 from benchmarks.stack import OCR, RESULTS, Stack, apart, running_stack
 from rag_service.database.totals import read_totals as read_counts
-from rag_service.jobs import server_load
+from rag_service.jobs import fork_loads, server_samples
 from rag_service.ocr.server_gauges import ServerGauges, read_gauges
 from rag_service.states import PageState
 
@@ -173,7 +173,7 @@ def watch(stack: Stack, url: str, total: int, seconds: float) -> list[Look]:
             looks.append(
                 Look(
                     round(now, 2), total - left, gauges.tokens if gauges else None,
-                    server_load.in_flight(url), gauges.running if gauges else None,
+                    fork_loads.in_flight(url), gauges.running if gauges else None,
                     gauges.waiting if gauges else None,
                     round(memory_mib(stack.trees())[OCR], 1),
                 )
@@ -202,7 +202,7 @@ def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Nam
     total = sum(sizes(options.documents, options.pages))
     with working(url, setting, scans, options) as stack:
         looks = watch(stack, url, total, options.warm_up + options.seconds)
-        samples = server_load.samples(url, options.seconds)
+        samples = server_samples.samples(url, options.seconds)
         failed = _pages(PageState.FAILED)
     counted = [look for look in looks if look.at >= options.warm_up and look.done < total]
     if len(counted) < LEAST_LOOKS:

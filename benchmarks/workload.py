@@ -34,7 +34,7 @@ from benchmarks.peers.trees import cpu_seconds, memory_mib
 from benchmarks.real_server import draw_all
 from benchmarks.simulated_batch import SERVERS
 from benchmarks.stack import OCR, RESULTS, SERVICE, Stack, apart, running_stack
-from rag_service.jobs import server_load
+from rag_service.jobs import fork_loads
 from rag_service.knowledgebase.views import DocumentView, PageStatus, PageView
 from rag_service.states import LayoutMode, RunState, Stage
 
@@ -168,7 +168,7 @@ def service(server: Simulated, known: float | None) -> Iterator[Stack]:
     }
     with running_stack(durable=True, ocr=environment) as stack:
         if known is not None:
-            server_load.note_good(server.url, known)
+            fork_loads.store_good_in_flight(server.url, known)
         stack.start(stack.plan.workers())
         yield stack
 
@@ -236,7 +236,7 @@ def measure(case: Case, folder: Path, known: float | None) -> Outcome:
             documents=len(views),
             pages=case.pages,
             known=known,
-            found=server_load.good_in_flight(server.url),
+            found=fork_loads.good_in_flight(server.url),
             speed=speed(times, max(map(end_of, views)) - let_go),
             cpu_ms_per_page={n: (after[n] - before[n]) / case.pages * 1000 for n in before},
             memory=quarters(feeding.looks),

@@ -15,9 +15,9 @@ from typing import Any
 from rag_service.config.loader import get_settings
 from rag_service.database.engine import DatabaseError, trouble
 from rag_service.errors import ConfigurationError, OcrMisconfigured
-from rag_service.jobs import leases, run_pages, runs, server_load, server_state
+from rag_service.jobs import fork_loads, leases, run_pages, runs, server_state
+from rag_service.jobs.fork_loads import TotalLoad
 from rag_service.jobs.run_pages import PendingPage, StoredPage
-from rag_service.jobs.server_load import FleetLoad
 from rag_service.jobs.server_state import ServerRecord
 from rag_service.jobs.wake_ups import TASK_NAMES
 from rag_service.ocr.concurrency.limiter import LimiterLoad, Together
@@ -180,7 +180,7 @@ class Watch:
 
     async def good_limit(self) -> float | None:
         """A fork's part of what was last right for this server."""
-        together = await self._held.call(lambda: server_load.good_in_flight(_url()))
+        together = await self._held.call(lambda: fork_loads.good_in_flight(_url()))
         return together and together / get_settings().ocr.worker_concurrency
 
     async def report(self, load: LimiterLoad) -> Together | None:
@@ -191,19 +191,19 @@ class Watch:
             return None
         self._reported = load.in_flight
         await self._held.call(
-            lambda: server_load.report_load(_fork(), _url(), load.in_flight, load.limit)
+            lambda: fork_loads.report(_fork(), _url(), load.in_flight, load.limit)
         )
         # Between two documents a fork is gone for a moment: who asks twice at once takes its part.
         if not is_due:
             return None
         self._reported_at = time.monotonic()
-        fleet = await self._held.call(lambda: server_load.load(_url()))
+        fleet = await self._held.call(lambda: fork_loads.total(_url()))
         if load.is_settled and self._is_steady(fleet):
             good = (fleet.limit or 0.0) / get_settings().ocr.server_share
-            await self._held.call(lambda: server_load.note_good(_url(), good))
+            await self._held.call(lambda: fork_loads.store_good_in_flight(_url(), good))
         return Together(fleet.forks, fleet.limit)
 
-    def _is_steady(self, fleet: FleetLoad) -> bool:
+    def _is_steady(self, fleet: TotalLoad) -> bool:
         """Whether all forks use what they may: the last documents' forks say nothing."""
         is_stable = set(self._forks) == {fleet.forks}
         self._forks.append(fleet.forks)
@@ -221,7 +221,7 @@ class Watch:
 def _forget_load() -> None:
     """Nothing is open any more; what cannot be forgotten now lapses by itself."""
     try:
-        server_load.forget_load(_fork())
+        fork_loads.remove(_fork())
     except DatabaseError as error:
         log.warning("What this fork had open is counted a little longer: %s", trouble(error))
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from rag_service.api.problems import documented
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here
-from rag_service.jobs import server_load
-from rag_service.jobs.server_load import JudgedSample
+from rag_service.jobs import server_samples
+from rag_service.jobs.server_samples import JudgedSample
 from rag_service.knowledgebase.views import SampleView, ServerView
 
 router = APIRouter(tags=["servers"], dependencies=[KNOWN_PARAMETERS_ONLY])
@@ -34,14 +34,14 @@ def servers(
     """The newest sample of each server with its verdict: `starved`, `front_end_bound`,
     `kv_bound`, `saturated`, `overloaded`, `serialising`, `idle`, `unknown`, and what to do.
     """
-    newest = server_load.latest(here.settings.occupancy.fresh, here.settings.page_server)
+    newest = server_samples.latest(here.settings.occupancy.fresh, here.settings.page_server)
     return ServerList(servers=[_view(judged, seconds) for judged in newest])
 
 
 def _view(newest: JudgedSample, seconds: float) -> ServerView:
     url = newest.sample.url
-    alarm = server_load.starvation(url)
-    before = server_load.samples(url, seconds) if seconds else []
+    alarm = server_samples.starvation(url)
+    before = server_samples.samples(url, seconds) if seconds else []
     return ServerView(
         url=url,
         starved_since=alarm.since if alarm else None,

@@ -13,8 +13,8 @@ from datetime import timedelta
 
 from rag_service.config.loader import Settings
 from rag_service.diagnosis.bottleneck import Feed, Judgement, LoadSample, Verdict, diagnose
-from rag_service.jobs import live_workers, server_load, server_state
-from rag_service.jobs.server_load import JudgedSample, Starvation
+from rag_service.jobs import fork_loads, live_workers, server_samples, server_state
+from rag_service.jobs.server_samples import JudgedSample, Starvation
 from rag_service.monitoring.alarm_webhook import Event, Notifier
 from rag_service.ocr.ocr_client import OcrClient
 from rag_service.states import ServerState, Stage
@@ -62,21 +62,22 @@ class Sampler:
         self._looked_at = now
         sample = self._sample(url)
         judgement = self._judge(sample)
-        server_load.add_sample(sample, judgement)
+        server_samples.add_sample(sample, judgement)
         if judgement.verdict is Verdict.STARVED:
             self._note_starved(sample)
         else:
             self._end_alarm(url, judgement)
-        server_load.prune(options.keep)
+        server_samples.remove_older(options.keep)
+        fork_loads.remove_stale()
 
     def _sample(self, url: str) -> LoadSample:
         if self._settings.ocr.transport == "runpod":
             look, in_flight, limit = self._of_jobs()
         else:
             look = asyncio.run(self._of_server(url))
-            ours = server_load.load(url)
+            ours = fork_loads.total(url)
             in_flight, limit = round(ours.in_flight, 1), ours.limit
-        demand = server_load.demand()
+        demand = server_samples.demand()
         return LoadSample(
             url=url,
             at=demand.at,
@@ -114,7 +115,7 @@ class Sampler:
 
     def _of_jobs(self) -> tuple[_Look, float, None]:
         runpod = self._settings.runpod
-        jobs = server_load.job_gauges(runpod.api_base, str(runpod.endpoint_id), _JOB_SECONDS)
+        jobs = server_samples.job_gauges(runpod.api_base, str(runpod.endpoint_id), _JOB_SECONDS)
         slots = jobs.slots or self._settings.occupancy.slots
         return _Look(jobs.running, jobs.waiting, slots), jobs.pages, None
 
@@ -123,7 +124,7 @@ class Sampler:
         if record is not None and record.state is not ServerState.UP:
             return Judgement(Verdict.UNKNOWN, f"It is out: {record.message}")
         every = self._settings.occupancy.sample_every
-        before = server_load.samples(sample.url, _SAMPLES * every)[1 - _SAMPLES :]
+        before = server_samples.samples(sample.url, _SAMPLES * every)[1 - _SAMPLES :]
         feed = Feed(
             adaptive=self._settings.ocr.pages_in_flight == "auto",
             remote=self._settings.ocr.transport == "runpod",
@@ -135,19 +136,19 @@ class Sampler:
         """Raise the alarm once the server has starved for long without a break."""
         options = self._settings.occupancy
         gap = _GAPS * options.sample_every + _SLOW_SECONDS
-        stretch = _starved(server_load.samples(sample.url, options.starved_after + gap), gap)
+        stretch = _starved(server_samples.samples(sample.url, options.starved_after + gap), gap)
         if not stretch:
             return
         since = stretch[0].sample.at
         if sample.at - since < timedelta(seconds=options.starved_after):
             return
         why = stretch[-1].judgement.sentence
-        if server_load.raise_starved(sample.url, Starvation(since, why)):
+        if server_samples.raise_starved(sample.url, Starvation(since, why)):
             log.warning("%s is starved since %s: %s", sample.url, f"{since:%H:%M:%S}", why)
             self._tell("starved", sample.url, why, Starvation(since, why))
 
     def _end_alarm(self, url: str, judgement: Judgement) -> None:
-        alarm = server_load.end_starved(url)
+        alarm = server_samples.end_starved(url)
         if alarm is not None:
             log.info("%s is no longer starved: %s", url, judgement.sentence)
             self._tell("starved_over", url, judgement.sentence, alarm)
@@ -162,7 +163,7 @@ def _all_short_of_memory() -> bool:
 
 
 def _learned_slots(url: str) -> int | None:
-    most = server_load.most_running(url)
+    most = server_samples.most_running(url)
     return round(most) if most else None
 
 

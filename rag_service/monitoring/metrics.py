@@ -22,9 +22,9 @@ from rag_service.database.engine import DatabaseError
 from rag_service.database.totals import Totals, read_totals
 from rag_service.diagnosis.bottleneck import Verdict
 from rag_service.errors import ConfigurationError
-from rag_service.jobs import live_workers, server_load, wake_ups
+from rag_service.jobs import live_workers, server_samples, wake_ups
 from rag_service.jobs.live_workers import WorkerLoad
-from rag_service.jobs.server_load import JudgedSample
+from rag_service.jobs.server_samples import JudgedSample
 from rag_service.knowledgebase.job_queries import JobTotals, job_totals
 from rag_service.layout.address import is_known
 from rag_service.layout.layout_client import get
@@ -84,7 +84,7 @@ class _DatabaseCollector(Collector):
             gauges = read_totals()
             loads = [load for stage in Stage for load in live_workers.loads(stage)]
             jobs = job_totals()
-            servers = server_load.latest(self._fresh, self._server)
+            servers = server_samples.latest(self._fresh, self._server)
         except (DatabaseError, ConfigurationError) as error:
             log.warning("No figures from the database: %s", error)
             yield _gauge("database_up", "1 where PostgreSQL answers.", 0)

@@ -17,7 +17,7 @@ from rag_service.database import schema
 from rag_service.database.engine import begin, ping
 from rag_service.documents.storage import DocumentStore
 from rag_service.errors import ConfigurationError, RagServiceError
-from rag_service.jobs import live_workers, server_load, server_state, wake_ups
+from rag_service.jobs import live_workers, server_samples, server_state, wake_ups
 from rag_service.layout.address import is_known
 from rag_service.layout.layout_client import readiness
 from rag_service.pdf import shrink
@@ -151,7 +151,7 @@ def _server_faults(settings: Settings) -> Iterator[Fault]:
     for name, message in record.alarms.items():
         if not (out and name == server_state.FAULT):
             yield Fault(name=name, message=message)
-    starved = server_load.starvation(record.url)
+    starved = server_samples.starvation(record.url)
     if starved is not None and not out:
         since = starved.since.astimezone(UTC)
         yield Fault(name="starved", message=f"Since {since:%Y-%m-%d %H:%M} UTC: {starved.why}")

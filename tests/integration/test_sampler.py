@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from benchmarks.simulated_batch import SERVERS
 from benchmarks.simulated_server import GaugeNames, SimulatedServer
 from rag_service.diagnosis.bottleneck import Verdict
-from rag_service.jobs import live_workers, server_load, server_state
+from rag_service.jobs import fork_loads, live_workers, server_samples, server_state
 from rag_service.monitoring.alarm_webhook import Notifier
 from rag_service.monitoring.gauge_sampler import Sampler
 from rag_service.states import JobOutcome, PageState, Stage
@@ -124,7 +124,7 @@ def look(sampler: Sampler):
     """Take one more sample; it comes back with its verdict."""
     sampler._looked_at = float("-inf")
     sampler.look()
-    [newest] = server_load.latest(60)
+    [newest] = server_samples.latest(60)
     return newest
 
 
@@ -146,7 +146,7 @@ def starve(sampler: Sampler) -> None:
 def test_a_servers_gauges_are_stored_with_what_forks_have_open(simulated, sampler, gauges):
     server = simulated(gauges)
     server.take(6)
-    server_load.report_load("a-fork", server.url, 6, 6.5)
+    fork_loads.report("a-fork", server.url, 6, 6.5)
     sim.ready_run(PageState.PENDING)
     seen = look(sampler(server.url)).sample
     assert (seen.running + seen.waiting, seen.in_flight, seen.limit) == (6, 6, 6.5)
@@ -172,7 +172,7 @@ def test_slots_that_are_set_count_for_a_server_that_tells_none(simulated, sample
 
 def test_a_server_without_gauges_is_sampled_all_the_same(simulated, sampler):
     server = simulated(GaugeNames.NONE)
-    server_load.report_load("a-fork", server.url, 3, 20.0)
+    fork_loads.report("a-fork", server.url, 3, 20.0)
     sim.ready_run(PageState.PENDING)
     seen = look(sampler(server.url))
     assert (seen.sample.running, seen.sample.slots, seen.sample.in_flight) == (None, None, 3)
@@ -187,7 +187,7 @@ def test_maintenance_takes_samples_beside_its_rounds(simulated, settings):
     maintenance.round()
     maintenance._running["occupancy"].result(30)
     maintenance._beside.shutdown()
-    assert [judged.sample.url for judged in server_load.latest(60)] == [server.url]
+    assert [judged.sample.url for judged in server_samples.latest(60)] == [server.url]
 
 
 def test_a_server_that_is_out_is_not_called_starved(simulated, sampler):
@@ -235,13 +235,13 @@ def test_a_starved_server_is_warned_of_once_shown_and_cleared(
     assert first == again
     assert (first["event"], first["server"]) == ("starved", server.url)
     since = datetime.fromisoformat(first["since"])
-    assert server_load.starvation(server.url).since == since
+    assert server_samples.starvation(server.url).since == since
 
     sim.execute("UPDATE runs SET state = 'cancelled', finished_at = now()")
     look(watch)
     over = receiver.posts.get(timeout=10)
     assert (over["event"], over["since"]) == ("starved_over", first["since"])
-    assert server_load.starvation(server.url) is None
+    assert server_samples.starvation(server.url) is None
     degraded = api.client.get("/health/ready").json()["degraded"]
     assert "starved" not in [fault["name"] for fault in degraded]
 
@@ -260,14 +260,14 @@ def test_time_that_nobody_looked_does_not_count_as_starved(simulated, sampler):
     look(watch)
     age(150)
     look(watch)
-    assert server_load.starvation(server.url) is None
+    assert server_samples.starvation(server.url) is None
 
 
 def test_a_webhook_that_is_away_holds_nothing_up(simulated, sampler):
     server = simulated()
     watch = sampler(server.url, notify={"webhook_url": SecretStr("http://127.0.0.1:1/")})
     starve(watch)
-    assert server_load.starvation(server.url).since < server_load.demand().at - timedelta(
+    assert server_samples.starvation(server.url).since < server_samples.demand().at - timedelta(
         seconds=100
     )
 
@@ -276,7 +276,7 @@ def test_metrics_servers_and_status_say_it_in_figures_and_words(simulated, sampl
     server = simulated(GaugeNames.SGLANG)
     server.take(3)
     watch = sampler(server.url)
-    server_load.report_load("a-fork", server.url, 3, 3.0)
+    fork_loads.report("a-fork", server.url, 3, 3.0)
     look(watch)
     api = start_api(ocr={"base_url": server.url})
     text = api.client.get("/metrics").text

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rag_service.jobs import server_load
+from rag_service.jobs import fork_loads
 from rag_service.ocr.concurrency.limiter import LimiterLoad, Together
 
 URL = "http://127.0.0.1:5002"
@@ -32,7 +32,7 @@ def watch(settings, monkeypatch):
 
 def report(watch, *, in_flight=8, limit=8.0, is_settled=True, beside=BESIDE):
     for fork in beside:
-        server_load.report_load(fork, URL, in_flight, limit)
+        fork_loads.report(fork, URL, in_flight, limit)
     return asyncio.run(watch.report(LimiterLoad(in_flight, limit, is_settled)))
 
 
@@ -43,23 +43,23 @@ def test_forks_hear_of_each_other(watch):
 def test_what_all_together_use_is_kept_once_the_search_has_settled(watch):
     for _ in range(3):
         report(watch, is_settled=False)
-    assert server_load.good_in_flight(URL) is None
+    assert fork_loads.good_in_flight(URL) is None
     for _ in range(3):
         report(watch)
-    assert server_load.good_in_flight(URL) == 32.0
+    assert fork_loads.good_in_flight(URL) == 32.0
 
 
 def test_the_last_documents_do_not_lower_what_is_kept(watch):
     for _ in range(3):
         report(watch)
     for fork in "ab":
-        server_load.forget_load(fork)
+        fork_loads.remove(fork)
     for _ in range(2):
         report(watch, beside=["c"])
-    assert server_load.good_in_flight(URL) == 32.0
+    assert fork_loads.good_in_flight(URL) == 32.0
     for _ in range(3):
         report(watch, in_flight=4, beside=["c"])
-    assert server_load.good_in_flight(URL) == 32.0
+    assert fork_loads.good_in_flight(URL) == 32.0
 
 
 def test_the_first_page_sent_is_told_at_once_and_who_is_beside_at_the_usual_pace(
@@ -71,6 +71,6 @@ def test_the_first_page_sent_is_told_at_once_and_who_is_beside_at_the_usual_pace
     monkeypatch.setattr(ocr_worker, "_LOAD_NOTE_SECONDS", 5.0)
     assert report(watch, in_flight=0) == Together(4, 32.0)
     assert report(watch, in_flight=0.4, beside=[]) is None
-    assert server_load.in_flight(URL) == pytest.approx(0.4)
+    assert fork_loads.in_flight(URL) == pytest.approx(0.4)
     assert report(watch, in_flight=8, beside=[]) is None
-    assert server_load.in_flight(URL) == pytest.approx(0.4)
+    assert fork_loads.in_flight(URL) == pytest.approx(0.4)

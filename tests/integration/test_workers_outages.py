@@ -2,7 +2,7 @@
 
 import pytest
 
-from rag_service.jobs import server_load, server_state
+from rag_service.jobs import fork_loads, server_state
 from tests.fakes import ocr_server as fake
 from tests.service import Scan, open_service
 
@@ -60,7 +60,7 @@ def test_a_server_that_is_away_parks_its_documents_and_one_page_tries_it_again(s
 
 
 def test_what_a_fork_has_open_is_known_while_it_reads_and_forgotten_with_the_document(service):
-    wait_until, told = service.programs.wait_until, lambda: server_load.in_flight(service.ocr.url)
+    wait_until, told = service.programs.wait_until, lambda: fork_loads.in_flight(service.ocr.url)
     service.ocr.default = fake.Reply(delay=1.0)
     one = Scan(service, 30)
     wait_until(lambda: told() > 0, "what is open is told")

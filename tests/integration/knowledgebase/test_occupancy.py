@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rag_service.diagnosis.bottleneck import Judgement, LoadSample, Verdict
-from rag_service.jobs import leases, run_pages, runs, server_load, server_state
-from rag_service.jobs.server_load import Starvation
+from rag_service.jobs import fork_loads, leases, run_pages, runs, server_samples, server_state
+from rag_service.jobs.server_samples import Starvation
 from rag_service.states import PageState, Stage
 from tests import simulation as sim
 
@@ -29,38 +29,38 @@ def ago(seconds):
 
 
 def test_what_forks_have_open_is_added_up_server_by_server():
-    server_load.report_load("a", URL, 3, 4.5)
-    server_load.report_load("b", URL, 2, 4.0)
-    server_load.report_load("c", "http://127.0.0.1:5003", 7, 8.0)
-    server_load.report_load("a", URL, 1, 5.0)
-    assert server_load.in_flight(URL) == 3
-    assert server_load.load(URL) == server_load.FleetLoad(2, 3, 9.0)
-    server_load.forget_load("a")
-    assert server_load.in_flight(URL) == 2
+    fork_loads.report("a", URL, 3, 4.5)
+    fork_loads.report("b", URL, 2, 4.0)
+    fork_loads.report("c", "http://127.0.0.1:5003", 7, 8.0)
+    fork_loads.report("a", URL, 1, 5.0)
+    assert fork_loads.in_flight(URL) == 3
+    assert fork_loads.total(URL) == fork_loads.TotalLoad(2, 3, 9.0)
+    fork_loads.remove("a")
+    assert fork_loads.in_flight(URL) == 2
 
 
 def test_a_fork_that_reports_no_more_has_nothing_open():
-    server_load.report_load("a", URL, 3, 4.5)
+    fork_loads.report("a", URL, 3, 4.5)
     sim.execute("UPDATE fork_loads SET seen_at = now() - interval '16 seconds'")
-    assert server_load.load(URL) == server_load.FleetLoad(0, 0, None)
+    assert fork_loads.total(URL) == fork_loads.TotalLoad(0, 0, None)
 
 
 def test_the_good_number_outlives_an_outage_and_its_end():
-    assert server_load.good_in_flight(URL) is None
-    server_load.note_good(URL, 12.5)
+    assert fork_loads.good_in_flight(URL) is None
+    fork_loads.store_good_in_flight(URL, 12.5)
     server_state.mark_out(URL, "refused", misconfigured=False)
     server_state.mark_answered(URL)
-    assert server_load.good_in_flight(URL) == 12.5
-    server_load.note_good(URL, 9)
-    assert server_load.good_in_flight(URL) == 9
+    assert fork_loads.good_in_flight(URL) == 12.5
+    fork_loads.store_good_in_flight(URL, 9)
+    assert fork_loads.good_in_flight(URL) == 9
 
 
 def test_samples_come_back_as_they_were_oldest_first():
     first, second = sample(ago(20)), sample(ago(5), running=None, waiting=None, slots=None)
-    server_load.add_sample(second, FULL)
-    server_load.add_sample(first, FULL)
-    server_load.add_sample(sample(ago(700)), FULL)
-    kept = server_load.samples(URL, 600)
+    server_samples.add_sample(second, FULL)
+    server_samples.add_sample(first, FULL)
+    server_samples.add_sample(sample(ago(700)), FULL)
+    kept = server_samples.samples(URL, 600)
     assert [judged.sample for judged in kept] == [first, second]
     assert {judged.judgement for judged in kept} == {FULL}
 
@@ -69,62 +69,62 @@ def test_the_latest_sample_of_each_server():
     other = "http://127.0.0.1:5003"
     newest = [sample(ago(1)), sample(ago(2), url=other)]
     for one in [*newest, sample(ago(30)), sample(ago(40), url=other)]:
-        server_load.add_sample(one, FULL)
-    assert [judged.sample for judged in server_load.latest(60)] == newest
-    assert server_load.latest(0.5) == []
-    assert [judged.sample for judged in server_load.latest(60, other)] == newest[1:]
-    assert [judged.sample for judged in server_load.latest(60, "http://unseen")] == newest
+        server_samples.add_sample(one, FULL)
+    assert [judged.sample for judged in server_samples.latest(60)] == newest
+    assert server_samples.latest(0.5) == []
+    assert [judged.sample for judged in server_samples.latest(60, other)] == newest[1:]
+    assert [judged.sample for judged in server_samples.latest(60, "http://unseen")] == newest
 
 
 def test_parts_of_requests_add_up():
     """Of documents of one page each fork has something open for a part of the time."""
     for fork in "abc":
-        server_load.report_load(fork, URL, 0.4, 1.0)
-    assert server_load.in_flight(URL) == pytest.approx(1.2)
+        fork_loads.report(fork, URL, 0.4, 1.0)
+    assert fork_loads.in_flight(URL) == pytest.approx(1.2)
 
 
 def test_an_alarm_keeps_its_time_and_tells_the_cause_of_now():
     first = Starvation(ago(400), "The memory guard.")
-    assert server_load.raise_starved(URL, first)
-    assert not server_load.raise_starved(URL, Starvation(ago(100), "Few pages."))
-    assert server_load.starvation(URL) == Starvation(first.since, "Few pages.")
+    assert server_samples.raise_starved(URL, first)
+    assert not server_samples.raise_starved(URL, Starvation(ago(100), "Few pages."))
+    assert server_samples.starvation(URL) == Starvation(first.since, "Few pages.")
 
 
 def test_slots_are_learned_only_while_something_waits():
-    server_load.add_sample(sample(ago(3), running=40, waiting=0), FULL)
-    assert server_load.most_running(URL) is None
-    server_load.add_sample(sample(ago(2), running=24, waiting=1), FULL)
-    assert server_load.most_running(URL) == 24
+    server_samples.add_sample(sample(ago(3), running=40, waiting=0), FULL)
+    assert server_samples.most_running(URL) is None
+    server_samples.add_sample(sample(ago(2), running=24, waiting=1), FULL)
+    assert server_samples.most_running(URL) == 24
 
 
 def test_old_samples_are_dropped():
     for seconds in (5, 90, 100):
-        server_load.add_sample(sample(ago(seconds)), FULL)
-    assert server_load.prune(60) == 2
-    assert len(server_load.samples(URL, 1000)) == 1
+        server_samples.add_sample(sample(ago(seconds)), FULL)
+    assert server_samples.remove_older(60) == 2
+    assert len(server_samples.samples(URL, 1000)) == 1
 
 
 def test_pages_wait_until_they_are_in_hand():
     sim.ready_run(PageState.PENDING, PageState.PENDING, PageState.NATIVE)
-    assert server_load.demand().pages_waiting == 3
+    assert server_samples.demand().pages_waiting == 3
     run = sim.claim(Stage.OCR)
     run_pages.take_in_hand(run, 1)
-    assert server_load.demand().pages_waiting == 2
+    assert server_samples.demand().pages_waiting == 2
 
 
 def test_pages_that_a_lost_fork_had_in_hand_wait_again():
     sim.ready_run()
     run = sim.claim(Stage.OCR)
     run_pages.take_in_hand(run, 1)
-    assert server_load.demand().pages_waiting == 0
+    assert server_samples.demand().pages_waiting == 0
     leases.release(run)
-    assert server_load.demand().pages_waiting == 1
+    assert server_samples.demand().pages_waiting == 1
 
 
 def test_pages_wait_for_the_return_of_a_server_that_is_out():
     sim.ready_run()
     server_state.mark_out(URL, "refused", misconfigured=False)
-    assert server_load.demand().pages_waiting == 1
+    assert server_samples.demand().pages_waiting == 1
 
 
 def test_pages_read_in_the_last_minute_are_counted_also_of_runs_that_ended():
@@ -132,8 +132,8 @@ def test_pages_read_in_the_last_minute_are_counted_also_of_runs_that_ended():
     run = sim.claim(Stage.OCR)
     sim.read(run, 1)
     sim.read(run, 2)
-    assert server_load.demand().pages_per_minute == 2
+    assert server_samples.demand().pages_per_minute == 2
     runs.finish(run)
-    assert server_load.demand().pages_per_minute == 2
+    assert server_samples.demand().pages_per_minute == 2
     sim.execute("UPDATE pages SET stored_at = stored_at - interval '61 seconds'")
-    assert server_load.demand().pages_per_minute == 0
+    assert server_samples.demand().pages_per_minute == 0

@@ -1,7 +1,4 @@
-"""What forks have open on the OCR servers, and how full these were over time.
-
-Used by workers, which report; by maintenance, which samples; by telemetry, API and CLI.
-"""
+"""Gauge samples of the OCR servers over time, and the alarm for a server without enough work."""
 
 from __future__ import annotations
 
@@ -14,25 +11,12 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from rag_service.database.engine import Connection, begin, single
-from rag_service.database.models import ForkLoad, OcrServer, Page, RemoteJob, Run, ServerSample
+from rag_service.database.models import OcrServer, Page, RemoteJob, Run, ServerSample
 from rag_service.diagnosis.bottleneck import Judgement, LoadSample, Verdict
 from rag_service.jobs.leases import is_due
 from rag_service.states import JobState, PagePlan, PageState, RunState, ServerState
 
-# A fork that did not report for this long has nothing open any more: three reports.
-_LOAD_SECONDS = 15.0
-# The loads of forks so long gone are dropped.
-_LOAD_KEPT_SECONDS = 1800.0
 _RATE_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class FleetLoad:
-    """Live forks at work on a server; what all have open, and would usually let be open."""
-
-    forks: int
-    in_flight: float
-    limit: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,59 +55,6 @@ class JudgedSample:
 
     sample: LoadSample
     judgement: Judgement
-
-
-def report_load(fork: str, url: str, in_flight: float, limit: float) -> None:
-    """A fork had so many requests open on the server lately, and would let `limit` be open."""
-    values = {
-        "url": url,
-        "in_flight": in_flight,
-        "limit_now": limit,
-        "seen_at": func.clock_timestamp(),
-    }
-    with single() as connection:
-        connection.execute(
-            upsert(ForkLoad)
-            .values(fork=fork, **values)
-            .on_conflict_do_update(index_elements=["fork"], set_=values)
-        )
-
-
-def forget_load(fork: str) -> None:
-    """The fork has nothing to send any more."""
-    with single() as connection:
-        connection.execute(delete(ForkLoad).where(ForkLoad.fork == fork))
-
-
-def in_flight(url: str) -> float:
-    """The requests that live forks have open on the server."""
-    return load(url).in_flight
-
-
-def load(url: str) -> FleetLoad:
-    """What live forks have open on the server, and their limits together."""
-    query = select(
-        func.count(), func.coalesce(func.sum(ForkLoad.in_flight), 0.0), func.sum(ForkLoad.limit_now)
-    ).where(*_live(url))
-    with begin() as connection:
-        return FleetLoad(*connection.execute(query).one())
-
-
-def good_in_flight(url: str) -> float | None:
-    """The number in flight, of all forks together, that was last right; None at first."""
-    with begin() as connection:
-        return connection.scalar(select(OcrServer.good_in_flight).where(OcrServer.url == url))
-
-
-def note_good(url: str, together: float) -> None:
-    """So many in flight, of all forks together, were found right."""
-    change = {"good_in_flight": together}
-    with single() as connection:
-        connection.execute(
-            upsert(OcrServer)
-            .values(url=url, state=ServerState.UP, message="", **change)
-            .on_conflict_do_update(index_elements=["url"], set_=change)
-        )
 
 
 def demand() -> Demand:
@@ -272,16 +203,11 @@ def _starvation(connection: Connection, url: str) -> Starvation | None:
     return None if row is None else Starvation(row.starved_since, row.starved_why)
 
 
-def prune(seconds: float) -> int:
-    """Drop samples older than so many seconds, and loads of forks long gone; samples dropped."""
+def remove_older(seconds: float) -> int:
+    """Remove samples older than `seconds`. Return how many."""
     with begin() as connection:
-        connection.execute(delete(ForkLoad).where(ForkLoad.seen_at < _ago(_LOAD_KEPT_SECONDS)))
-        dropped = connection.execute(delete(ServerSample).where(ServerSample.at < _ago(seconds)))
-    return dropped.rowcount
-
-
-def _live(url: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return ForkLoad.url == url, ForkLoad.seen_at > _ago(_LOAD_SECONDS)
+        removed = connection.execute(delete(ServerSample).where(ServerSample.at < _ago(seconds)))
+    return removed.rowcount
 
 
 def _ago(seconds: float) -> ColumnElement[object]:
