@@ -229,6 +229,10 @@ class OcrOptions(Section):
         description="The share of what `auto` finds that is used; below 1 where a chat model "
         "shares the server."
     )
+    max_in_flight: Count | None = Field(
+        description="Requests that all processes together may have open on the OCR server; unset: "
+        "no bound."
+    )
     max_tokens: Count = Field(
         description="Ceiling of generated tokens a page.",
         json_schema_extra=_known_as("OCR_MAX_TOKENS"),

@@ -65,7 +65,7 @@ def another(option):
         "jitter": "0.25", "base_url": "http://gpu:8000",
         "repo": "http://mirror/layout", "api_base": "http://proxy/v2",
         "public_url": "https://rag.example.com", "webhook_url": "https://hooks.example.com/x",
-        "objective": "latency", "server_share": "0.5", "slots": "48",
+        "objective": "latency", "server_share": "0.5", "slots": "48", "max_in_flight": "48",
     }  # fmt: skip
     if option.path[-1] in special:
         return special[option.path[-1]]
