@@ -8,12 +8,12 @@ import pytest
 
 RINGING = """
 import sys, threading
-from rag_service import broker
+from rag_service.jobs import wake_ups
 from rag_service.states import Stage
 
 def ring():
     together.wait()
-    broker.ring(Stage.PREPARE, "a-run", "a-file.pdf")
+    wake_ups.notify(Stage.PREPARE, "a-run", "a-file.pdf")
     rung.append(1)
 
 sys.setswitchinterval(1e-6)

@@ -248,8 +248,8 @@ def test_a_child_outlives_the_thread_that_asked_for_it(sup):
 
 OWNER = """
 import os, signal, sys, time
-from rag_service import supervisor
-from rag_service.supervisor import Program, Supervisor
+from rag_service.runtime import supervisor
+from rag_service.runtime.supervisor import Program, Supervisor
 supervisor.FIRST_WAIT = 0.05
 sup = Supervisor()
 deaf = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
