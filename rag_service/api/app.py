@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from types import FrameType
 
 import anyio
 import uvicorn
@@ -31,6 +30,7 @@ from rag_service.api import (
 from rag_service.api.resources import Services
 from rag_service.config.loader import Settings
 from rag_service.documents.incoming_file import remove_stale
+from rag_service.runtime.http_server import HttpServer
 from rag_service.runtime.log_format import configure_logging
 
 log = logging.getLogger(__name__)
@@ -98,15 +98,6 @@ def serve(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     app = create_app(settings)
     stopping = app.state.services.stopping
-    loop = asyncio.get_running_loop()
-
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-            # Not uvicorn's own, which raises the signal once more after a clean stop.
-            loop.call_soon_threadsafe(stopping.set)
-            self.force_exit = self.should_exit
-            self.should_exit = True
-
     config = uvicorn.Config(
         app,
         host=settings.api.host,
@@ -114,8 +105,8 @@ async def _serve(settings: Settings) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        # Nobody stands before us whose word about the caller we take.
+        # No proxy is trusted to name the caller.
         proxy_headers=False,
         timeout_graceful_shutdown=_STOP_SECONDS,
     )
-    await Server(config).serve()
+    await HttpServer(config, stopping.set, second_forces=True).serve()

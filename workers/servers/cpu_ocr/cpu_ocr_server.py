@@ -6,7 +6,6 @@ Started by `rag-service cpu-ocr-server`; the embedded default of `run` and `up`.
 from __future__ import annotations
 
 import asyncio
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from rag_service.config.loader import Settings
@@ -38,26 +37,20 @@ def serve(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     import uvicorn
 
+    from rag_service.runtime.http_server import HttpServer
     from workers.servers.cpu_ocr.cpu_ocr_api import create_app as create
-
-    loop = asyncio.get_running_loop()
-
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-            # Not uvicorn's own, which raises the signal once more after a clean stop.
-            loop.call_soon_threadsafe(desk.drain)
-            self.should_exit = True
 
     def stop() -> None:
         server.should_exit = True
 
     cpu = settings.cpu_ocr
     app = create(cpu, on_failure=stop)
-    desk: OcrQueue = app.state.desk
+    queue: OcrQueue = app.state.desk
     log_level = settings.log_level.lower()
-    server = Server(
-        uvicorn.Config(app, host=cpu.host, port=cpu.port, log_level=log_level, access_log=False)
+    server = HttpServer(
+        uvicorn.Config(app, host=cpu.host, port=cpu.port, log_level=log_level, access_log=False),
+        queue.drain,
     )
     await server.serve()
-    if desk.failure is not None:
-        raise ConfigurationError(f"The OCR engine could not be loaded: {desk.failure}")
+    if queue.failure is not None:
+        raise ConfigurationError(f"The OCR engine could not be loaded: {queue.failure}")

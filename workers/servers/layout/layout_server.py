@@ -11,7 +11,6 @@ import ctypes
 import logging
 import socket
 import sys
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from rag_service.config.loader import Settings, get_settings
@@ -85,26 +84,19 @@ def _listen(settings: Settings) -> socket.socket:
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     import uvicorn
 
+    from rag_service.runtime.http_server import HttpServer
     from workers.servers.layout.layout_api import create_app
-
-    loop = asyncio.get_running_loop()
-
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-            # Not uvicorn's own, which raises the signal once more after a clean stop.
-            loop.call_soon_threadsafe(desk.drain)
-            self.should_exit = True
 
     def stop() -> None:
         server.should_exit = True
 
     app = create_app(settings.layout, lambda: load_model(settings.layout), on_failure=stop)
-    desk: LayoutQueue = app.state.desk
-    server = Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    queue: LayoutQueue = app.state.desk
+    server = HttpServer(uvicorn.Config(app, log_level="warning", access_log=False), queue.drain)
     log.info("The layout server listens on %s", listener.getsockname())
     await server.serve(sockets=[listener])
-    if isinstance(desk.failure, ConfigurationError):
-        raise desk.failure
+    if isinstance(queue.failure, ConfigurationError):
+        raise queue.failure
 
 
 if __name__ == "__main__":
