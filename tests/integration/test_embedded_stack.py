@@ -38,7 +38,7 @@ OWNER = """
 import json, sys
 from pathlib import Path
 from rag_service.embedded import EmbeddedStack
-from rag_service.settings import load_settings
+from rag_service.config.loader import load_settings
 stack = EmbeddedStack(load_settings(), Path(sys.argv[1]), durable=True)
 environment = stack.start_servers()
 pids = {s.name: s.pid for s in stack.supervisor.status()}

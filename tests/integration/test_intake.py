@@ -276,7 +276,7 @@ def test_a_reprocess_that_comes_between_makes_the_upload_a_duplicate(upload, mon
             sim.add_run(redo.pop(), newest_options(first.id))
         return known
 
-    monkeypatch.setattr(intake.documents, "find_by_content", stale)
+    monkeypatch.setattr(intake.document_rows, "find_by_content", stale)
     again = upload()
     assert (again.id, again.duplicate, again.queued) == (first.id, True, False)
     assert newest_run(first.id).number == 2

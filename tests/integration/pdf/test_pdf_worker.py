@@ -329,11 +329,11 @@ def test_closing_ends_the_child(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from rag_service.pdf.document import PdfWorker
-from rag_service.settings import load_settings
+from rag_service.pdf.session import PdfSession
+from rag_service.config.loader import load_settings
 
 async def main():
-    worker = PdfWorker(load_settings().pdf, 1000)
+    worker = PdfSession(load_settings().pdf, 1000)
     await worker.open(Path(sys.argv[1]), "application/pdf")
     print(worker._child.pid, flush=True)
     await worker.render(1, 72)
@@ -392,7 +392,7 @@ def test_the_child_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_what_a_library_prints_stays_out_of_the_frames() -> None:
     program = (
-        "from rag_service.pdf import child\n"
+        "from rag_service.pdf.child import __main__ as child\n"
         "answers = child._take_stdout()\n"
         "print('an advert', flush=True)\n"
         "answers.write(b'frame')\n"
