@@ -222,7 +222,7 @@ def measure(url: str, setting: str, scans: Sequence[Path], options: argparse.Nam
         waiting=round(statistics.fmean(waiting), 1) if waiting else None,
         worker_mib=max(look.worker_mib for look in counted),
         failed=failed,
-        verdict=statistics.mode(s.judgement.verdict.value for s in samples) if samples else "",
+        verdict=statistics.mode(s.diagnosis.verdict.value for s in samples) if samples else "",
         warm_up=options.warm_up,
         looks=looks,
     )

@@ -208,7 +208,7 @@ def work_off(settings: Settings) -> Callable[..., RunState]:
         if error is not None:
             runs.fail(run, error)
             return RunState.FAILED
-        runs.note_preflight(run, len(contents), [])
+        runs.store_preflight(run, len(contents), [])
         run_pages.store_plan(run, _rows(contents))
         return runs.finish(run)
 

@@ -95,7 +95,7 @@ def planned(number: int, state: PageState, text_: str = "some text") -> PlannedR
 
 def plan(run: ClaimedRun, *states: PageState) -> None:
     """Store the plan of pages 1 to n, as prepare does."""
-    runs.note_preflight(run, len(states), [])
+    runs.store_preflight(run, len(states), [])
     rows = [planned(number, state) for number, state in enumerate(states, start=1)]
     run_pages.store_plan(run, rows)
 

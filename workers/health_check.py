@@ -40,7 +40,7 @@ def _problem(name: str, settings: Settings) -> str | None:
         return _maintenance_silent()
     if name in set(Stage):
         host = socket.gethostname()
-        beating = [load for load in live_workers.loads(Stage(name)) if f"@{host}:" in load.id]
+        beating = [load for load in live_workers.of_stage(Stage(name)) if f"@{host}:" in load.id]
         return None if beating else f"no {name} worker of {host} beats"
     return "usage: python -m workers.health_check api|prepare|ocr|maintenance|flower"
 
@@ -56,7 +56,7 @@ def _not_answering(url: str) -> str | None:
 def _maintenance_silent() -> str | None:
     """Any holder will do: others stand by."""
     with begin() as connection:
-        seen = live_workers.maintenance_seen(connection)
+        seen = live_workers.maintenance_seen_at(connection)
     if seen is None or datetime.now(UTC) - seen > _MAINTENANCE_SILENCE:
         return f"maintenance was last seen {seen or 'never'}"
     return None

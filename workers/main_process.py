@@ -18,7 +18,7 @@ from celery import signals
 from celery.exceptions import WorkerLostError
 
 from rag_service.config.loader import get_settings, warn_of_doubtful_settings
-from rag_service.database.engine import DatabaseError, trouble
+from rag_service.database.engine import DatabaseError, error_summary
 from rag_service.jobs import leases, live_workers
 from rag_service.pdf.shrink import warn_of_missing_shrinker
 from rag_service.runtime.log_format import configure_logging
@@ -58,7 +58,9 @@ class MainProcess:
             try:
                 released = leases.release_crashed(worker_id(stage), task_id, get_settings().lease)
             except DatabaseError as error:
-                log.error("The lease of a lost child stays until it expires: %s", trouble(error))
+                log.error(
+                    "The lease of a lost child stays until it expires: %s", error_summary(error)
+                )
                 continue
             if released:
                 log.warning("A child died on task %s; its run goes back to the queue.", task_id)
@@ -69,16 +71,16 @@ class MainProcess:
         for stage in self.stages:
             try:
                 leases.release_worker(worker_id(stage))
-                live_workers.leave(worker_id(stage))
+                live_workers.remove(worker_id(stage))
             except DatabaseError as error:
-                log.error("Leases stay until they expire: %s", trouble(error))
+                log.error("Leases stay until they expire: %s", error_summary(error))
 
     def _beats(self) -> None:
         while not self._stopped.is_set():
             try:
                 self._beat()
             except DatabaseError as error:
-                log.warning("PostgreSQL does not do its part: %s", trouble(error))
+                log.warning("PostgreSQL does not do its part: %s", error_summary(error))
                 self._waiting_since = None
             self._stopped.wait(live_workers.HEARTBEAT_SECONDS)
 
@@ -106,7 +108,7 @@ class MainProcess:
 
 def _claimable_by(stage: Stage) -> int:
     """Runs that this worker's own free forks may claim now."""
-    mine = [load for load in live_workers.loads(stage) if load.id == worker_id(stage)]
+    mine = [load for load in live_workers.of_stage(stage) if load.id == worker_id(stage)]
     return live_workers.wake_ups_wanted(mine, *live_workers.claimable_counts(stage, ocr_server()))
 
 

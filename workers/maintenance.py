@@ -18,12 +18,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from rag_service.config.loader import Settings
-from rag_service.database.engine import DatabaseError, trouble
+from rag_service.database.engine import DatabaseError, error_summary
 from rag_service.documents import deletion
 from rag_service.documents.storage import DocumentStore
 from rag_service.errors import OcrUnavailable
 from rag_service.jobs import leases, live_workers, remote_jobs, runs, server_state, wake_ups
-from rag_service.jobs.live_workers import MaintenanceHold
+from rag_service.jobs.live_workers import MaintenanceClaim
 from rag_service.monitoring.gauge_sampler import Sampler
 from rag_service.ocr.ocr_client import OcrClient, Probe
 from rag_service.runtime.log_format import configure_logging
@@ -59,7 +59,7 @@ class MaintenanceLoop:
         self._sampler = Sampler(settings)
         # PostgreSQL was away until this moment: nobody could renew a lease before.
         self._reachable_since = float("-inf")
-        self._tenure: MaintenanceHold | None = None
+        self._tenure: MaintenanceClaim | None = None
 
     def run(self) -> None:
         """Rounds until the stop event is set."""
@@ -67,13 +67,13 @@ class MaintenanceLoop:
             try:
                 self._round_if_holder()
             except DatabaseError as error:
-                log.warning("PostgreSQL does not do its part: %s", trouble(error))
+                log.warning("PostgreSQL does not do its part: %s", error_summary(error))
                 self._reachable_since = float("inf")
             self._stop.wait(self._settings.maintenance.interval)
         self._leave()
 
     def _round_if_holder(self) -> None:
-        tenure = live_workers.hold_maintenance(self._holder, self._settings.maintenance.lease)
+        tenure = live_workers.claim_maintenance(self._holder, self._settings.maintenance.lease)
         if self._reachable_since == float("inf"):
             self._reachable_since = time.monotonic()
         if tenure is None:
@@ -101,7 +101,7 @@ class MaintenanceLoop:
     def _ring(self, stage: Stage) -> None:
         """Top the doorbells up to what free forks may claim; what rings already counts."""
         server = ocr_server()
-        workers = live_workers.loads(stage)
+        workers = live_workers.of_stage(stage)
         wanted = live_workers.wake_ups_wanted(
             workers, *live_workers.claimable_counts(stage, server)
         )
@@ -172,16 +172,16 @@ class MaintenanceLoop:
         log.info("%s passes its probe; %s", url, f"run {trial} tries it" if trial else "none waits")
 
     def _remove(self) -> None:
-        removed = deletion.remove_hidden(self._store)
+        removed = deletion.remove_deleted(self._store)
         if removed:
             log.info("%d deleted documents are gone for good.", removed)
-        live_workers.forget_dead()
+        live_workers.remove_stale()
 
     def _leave(self) -> None:
         self._beside.shutdown(wait=False, cancel_futures=True)
         if self._tenure is None:
             return
         try:
-            live_workers.leave_maintenance(self._tenure)
+            live_workers.release_maintenance(self._tenure)
         except DatabaseError as error:
             log.warning("The maintenance lease stays until it expires: %s", error)

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from rag_service.config.loader import get_settings
-from rag_service.database.engine import DatabaseError, trouble
+from rag_service.database.engine import DatabaseError, error_summary
 from rag_service.errors import ConfigurationError, OcrMisconfigured
 from rag_service.jobs import fork_loads, leases, run_pages, runs, server_state
 from rag_service.jobs.fork_loads import TotalLoad
@@ -103,13 +103,13 @@ class Sink:
         """Note the page as in hand. Raises LeaseLost, Draining."""
         self._held.check_drain()
         run = self._held.run
-        await self._held.call(lambda: run_pages.take_in_hand(run, number))
+        await self._held.call(lambda: run_pages.mark_in_progress(run, number))
 
     async def still_ours(self) -> None:
         """Raises LeaseLost where the run is ours no longer."""
         self._held.check()
         run = self._held.run
-        await self._held.call(lambda: leases.require(run))
+        await self._held.call(lambda: leases.require_valid(run))
 
     async def store(self, result: PageResult) -> None:
         """Raises LeaseLost."""
@@ -223,7 +223,7 @@ def _forget_load() -> None:
     try:
         fork_loads.remove(_fork())
     except DatabaseError as error:
-        log.warning("What this fork had open is counted a little longer: %s", trouble(error))
+        log.warning("What this fork had open is counted a little longer: %s", error_summary(error))
 
 
 def _fork() -> str:

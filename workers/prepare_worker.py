@@ -36,7 +36,7 @@ async def prepare_run(held: RunGuard) -> None:
         preflight = document.preflight
         held.page_count = preflight.pages
         warnings = [_warning(warning) for warning in preflight.warnings]
-        known = await held.call(lambda: runs.note_preflight(run, preflight.pages, warnings))
+        known = await held.call(lambda: runs.store_preflight(run, preflight.pages, warnings))
         missing = [n for n in range(1, preflight.pages + 1) if n not in known]
         remains, last = await _plan_pages(held, document, missing)
     if remains or PageState.PENDING in known.values():

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TypeVar, cast
 
 from rag_service.config.loader import Settings
-from rag_service.database.engine import DatabaseError, is_outage, trouble
+from rag_service.database.engine import DatabaseError, error_summary, is_outage
 from rag_service.errors import DocumentTimeout, Draining, LeaseLost, RagServiceError
 from rag_service.jobs import leases
 from rag_service.jobs.leases import ClaimedRun
@@ -84,7 +84,9 @@ class RunGuard:
             except DatabaseError as error:
                 if not is_outage(error):
                     raise
-                log.warning("PostgreSQL does not do its part, trying again: %s", trouble(error))
+                log.warning(
+                    "PostgreSQL does not do its part, trying again: %s", error_summary(error)
+                )
             await asyncio.sleep(_DATABASE_RETRY_SECONDS)
 
     async def _guard(self) -> None:
@@ -106,7 +108,7 @@ class RunGuard:
             try:
                 held = self._renew_or_ask()
             except DatabaseError as error:
-                log.warning("The lease cannot be renewed: %s", trouble(error))
+                log.warning("The lease cannot be renewed: %s", error_summary(error))
                 continue
             if not held:
                 self._loop.call_soon_threadsafe(self._stop, LeaseLost())
@@ -115,7 +117,7 @@ class RunGuard:
     def _renew_or_ask(self) -> bool:
         now = time.monotonic()
         if now - self._renewed_at < self._settings.lease.renew_every:
-            return leases.holds(self.run)
+            return leases.is_valid(self.run)
         held = leases.renew(self.run, self._settings.lease)
         if held:
             self._renewed_at = now

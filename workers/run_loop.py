@@ -7,7 +7,7 @@ import logging
 from functools import cache
 
 from rag_service.config.loader import get_settings
-from rag_service.database.engine import DatabaseError, is_outage, trouble
+from rag_service.database.engine import DatabaseError, error_summary, is_outage
 from rag_service.errors import (
     DocumentError,
     Draining,
@@ -44,8 +44,8 @@ def work_on_next(stage: Stage, task_id: str, work: Work) -> str:
         run = leases.claim(stage, claimant, get_settings().lease, server=ocr_server())
     except DatabaseError as error:
         # Never out of a task: not every error of a driver survives the way to the main process.
-        log.warning("No run can be claimed: %s", trouble(error))
-        return f"PostgreSQL does not do its part: {trouble(error)}"
+        log.warning("No run can be claimed: %s", error_summary(error))
+        return f"PostgreSQL does not do its part: {error_summary(error)}"
     if run is None:
         return "nothing to claim"
     log.info("%s: run %s of %s, claim %d", stage, run.id, run.filename, run.epoch)
@@ -71,7 +71,7 @@ def _end_badly(run: ClaimedRun, error: Exception) -> str:
         return "no longer ours"
     except DatabaseError as away:
         log.exception("Run %s stays held until its lease expires", run.id)
-        return f"PostgreSQL does not do its part: {trouble(away)}"
+        return f"PostgreSQL does not do its part: {error_summary(away)}"
 
 
 def _judge(run: ClaimedRun, error: Exception) -> str:

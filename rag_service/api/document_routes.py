@@ -20,7 +20,7 @@ from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here, Services
 from rag_service.documents import deletion
 from rag_service.documents.decryption import unlocked
-from rag_service.documents.intake import Accepted, accept, check_options, require_room
+from rag_service.documents.intake import Accepted, accept, check_options, require_backlog_space
 from rag_service.errors import InvalidOptions, NotFound
 from rag_service.knowledgebase.document_queries import Filter, get_document, list_documents
 from rag_service.knowledgebase.views import DocumentView
@@ -155,7 +155,7 @@ async def _require_room(request: Request, here: Services) -> None:
     """Who sends much, or does not say how much, need not send it in vain."""
     length = request.headers.get("content-length", "")
     if not length.isdecimal() or int(length) >= _LARGE_BYTES:
-        await anyio.to_thread.run_sync(require_room, here.settings)
+        await anyio.to_thread.run_sync(require_backlog_space, here.settings)
 
 
 async def _accept(form: upload.Form, here: Services) -> Accepted:

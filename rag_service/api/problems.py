@@ -16,7 +16,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_service import errors
-from rag_service.database.engine import DatabaseError, is_outage, is_unmigrated, refusal, trouble
+from rag_service.database.engine import (
+    DatabaseError,
+    error_summary,
+    is_outage,
+    needs_migration,
+    postgres_message,
+)
 from rag_service.errors import RagServiceError, StorageUnavailable
 
 log = logging.getLogger(__name__)
@@ -195,9 +201,9 @@ async def _database(_: Request, error: Exception) -> Response:
     if not isinstance(error, DatabaseError):
         raise error
     if is_outage(error):
-        log.warning("The database did not do its part: %s", trouble(error))
+        log.warning("The database did not do its part: %s", error_summary(error))
         return answer_error(StorageUnavailable(_outage(error)))
-    if is_unmigrated(error):
+    if needs_migration(error):
         return answer_error(
             StorageUnavailable("The database is not migrated: run `rag-service migrate`.")
         )
@@ -206,7 +212,7 @@ async def _database(_: Request, error: Exception) -> Response:
 
 def _outage(error: DatabaseError) -> str:
     """Its own reason where it gave one; never the address where it was looked for."""
-    reason = refusal(error)
+    reason = postgres_message(error)
     if reason is None:
         return "The database cannot be reached."
     return f"The database did not do its part: {reason}."

@@ -12,7 +12,7 @@ from rag_service.api.problems import documented
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here
 from rag_service.jobs import server_samples
-from rag_service.jobs.server_samples import JudgedSample
+from rag_service.jobs.server_samples import DiagnosedSample
 from rag_service.knowledgebase.views import SampleView, ServerView
 
 router = APIRouter(tags=["servers"], dependencies=[KNOWN_PARAMETERS_ONLY])
@@ -38,7 +38,7 @@ def servers(
     return ServerList(servers=[_view(judged, seconds) for judged in newest])
 
 
-def _view(newest: JudgedSample, seconds: float) -> ServerView:
+def _view(newest: DiagnosedSample, seconds: float) -> ServerView:
     url = newest.sample.url
     alarm = server_samples.starvation(url)
     before = server_samples.samples(url, seconds) if seconds else []
@@ -50,6 +50,6 @@ def _view(newest: JudgedSample, seconds: float) -> ServerView:
     )
 
 
-def _sample(judged: JudgedSample) -> SampleView:
+def _sample(judged: DiagnosedSample) -> SampleView:
     sample = judged.sample
-    return SampleView(**asdict(sample), in_flight_limit=sample.limit, **asdict(judged.judgement))
+    return SampleView(**asdict(sample), in_flight_limit=sample.limit, **asdict(judged.diagnosis))

@@ -142,4 +142,4 @@ def _answers(url: str) -> bool:
 def _consumes(stage: Stage) -> bool:
     from rag_service.jobs import live_workers
 
-    return bool(live_workers.loads(stage))
+    return bool(live_workers.of_stage(stage))

@@ -1,4 +1,4 @@
-"""Documents: inserted with a run, found by content, hidden and removed. Used by intake."""
+"""Rows of documents: inserted, found by content or id, marked as deleted, removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rag_service.states import TERMINAL, JobState, RunState
 
 @dataclass(frozen=True, slots=True)
 class NewDocument:
-    """What intake knows of a file before it has a row."""
+    """A received file that has no row yet."""
 
     collection: str
     sha256: str
@@ -28,8 +28,8 @@ class NewDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A document with its newest run."""
+class StoredDocument:
+    """An undeleted document with the state and options of its newest run."""
 
     id: str
     sha256: str
@@ -46,10 +46,10 @@ class Known:
 
 @contextmanager
 def content_lock(sha256: str) -> Iterator[Connection]:
-    """Hold a content's advisory lock over store + insert, or check + remove.
+    """Hold the advisory lock of a content, over store + insert or over check + remove.
 
-    The lock belongs to the session, so no transaction is open while bytes travel; the
-    connection yields to explicit `with connection.begin():` blocks.
+    The lock belongs to the session, so that no transaction is open while bytes are copied. Open
+    transactions on the yielded connection with `connection.begin()`.
     """
     key = select(func.pg_advisory_lock(func.hashtextextended("content:" + sha256, 0)))
     unlock = select(func.pg_advisory_unlock(func.hashtextextended("content:" + sha256, 0)))
@@ -67,7 +67,7 @@ def content_lock(sha256: str) -> Iterator[Connection]:
 def insert_document(
     connection: Connection, new: NewDocument, source_key: str, document_id: str | None = None
 ) -> str:
-    """Insert the row; the unique index refuses the same content twice in a collection."""
+    """Insert the row; a unique index rejects the same content twice in a collection."""
     document_id = document_id or new_id()
     connection.execute(
         insert(Document).values(
@@ -83,17 +83,17 @@ def insert_document(
     return document_id
 
 
-def find_by_content(connection: Connection, collection: str, sha256: str) -> Known | None:
-    """The undeleted document with this content in this collection, with its newest run."""
-    return _known(connection, Document.collection == collection, Document.sha256 == sha256)
+def find_by_content(connection: Connection, collection: str, sha256: str) -> StoredDocument | None:
+    """Return the undeleted document with this content in this collection, or None."""
+    return _find_one(connection, Document.collection == collection, Document.sha256 == sha256)
 
 
-def find(connection: Connection, document_id: str) -> Known | None:
-    """The undeleted document with this id, with its newest run."""
-    return _known(connection, Document.id == document_id)
+def find(connection: Connection, document_id: str) -> StoredDocument | None:
+    """Return the undeleted document with this id, or None."""
+    return _find_one(connection, Document.id == document_id)
 
 
-def _known(connection: Connection, *conditions: ColumnElement[bool]) -> Known | None:
+def _find_one(connection: Connection, *conditions: ColumnElement[bool]) -> StoredDocument | None:
     query = (
         select(
             Document.id,
@@ -112,37 +112,40 @@ def _known(connection: Connection, *conditions: ColumnElement[bool]) -> Known | 
     row = connection.execute(query).one_or_none()
     if row is None:
         return None
-    return Known(*row[:5], RunState(row[5]), row[6])
+    return StoredDocument(*row[:5], RunState(row[5]), row[6])
 
 
 def set_source(connection: Connection, document_id: str, source_key: str) -> None:
-    """Point the document at other bytes: its own decrypted copy."""
+    """Set the key of the document's bytes, to that of its decrypted copy."""
     connection.execute(
         update(Document).where(Document.id == document_id).values(source_key=source_key)
     )
 
 
-def hide(connection: Connection, document_id: str) -> bool:
-    """Mark as deleted, so that the same file may come again at once; False where unknown."""
-    hidden = connection.execute(
+def mark_deleted(connection: Connection, document_id: str) -> bool:
+    """Mark as deleted, so that the same file may be ingested again at once.
+
+    Return False if the document is unknown or was deleted before.
+    """
+    marked = connection.execute(
         update(Document)
         .where(Document.id == document_id, Document.deleted_at.is_(None))
         .values(deleted_at=func.now())
     )
-    return hidden.rowcount == 1
+    return marked.rowcount == 1
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
-    """A deleted document whose row and bytes remain."""
+class DeletedDocument:
+    """A deleted document whose rows and bytes are not removed yet."""
 
     id: str
     sha256: str
     source_key: str
 
 
-def hidden_documents(limit: int) -> Sequence[Hidden]:
-    """Deleted documents whose rows and bytes are to be removed: their last job has ended."""
+def removable_documents(limit: int) -> Sequence[DeletedDocument]:
+    """Return deleted documents without live remote jobs, oldest deletion first."""
     live = (
         select(RemoteJob.id)
         .join(Run, Run.id == RemoteJob.run_id)
@@ -156,17 +159,19 @@ def hidden_documents(limit: int) -> Sequence[Hidden]:
         .limit(limit)
     )
     with begin() as connection:
-        return [Hidden(*row) for row in connection.execute(query)]
+        return [DeletedDocument(*row) for row in connection.execute(query)]
 
 
 def remove(connection: Connection, document_id: str) -> None:
-    """Remove a document's rows for good. Runs first, the order in which others lock."""
+    """Remove a document's rows: runs first, which is the order of all locks."""
     connection.execute(delete_rows(Run).where(Run.document_id == document_id))
     connection.execute(delete_rows(Document).where(Document.id == document_id))
 
 
-def others_need(connection: Connection, document_id: str, sha256: str, source_key: str) -> bool:
-    """Whether another document of the same content needs the bytes under this key."""
+def is_needed_by_others(
+    connection: Connection, document_id: str, sha256: str, source_key: str
+) -> bool:
+    """Return whether another document of the same content uses the bytes under this key."""
     query = select(Document.id).where(
         Document.sha256 == sha256, Document.source_key == source_key, Document.id != document_id
     )

@@ -1,4 +1,4 @@
-"""One database engine a process, made on first use and never carried over a fork."""
+"""One database engine per process, made on first use and never shared with a fork."""
 
 from __future__ import annotations
 
@@ -20,52 +20,52 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from rag_service.config.loader import Settings, get_settings
 from rag_service.errors import ConfigurationError, ServiceUnreachable
 
-# The names of SQLAlchemy that the rest of the project may know.
+# `Connection` and `DatabaseError` are SQLAlchemy's; other packages import them from here.
 __all__ = [
     "Connection",
     "DatabaseError",
+    "autocommit",
     "begin",
+    "error_summary",
     "get_engine",
     "is_outage",
-    "is_unmigrated",
+    "needs_migration",
     "ping",
-    "refusal",
-    "single",
-    "trouble",
+    "postgres_message",
 ]
 
 _engines: dict[int, Engine] = {}
-# Connections that a process may open for a while beyond its pool.
+# Connections that a process may open temporarily beyond its pool.
 _OVERFLOW = 20
-# A connection that rested this long is asked whether it lives before it is used.
-_REST_SECONDS = 1.0
+# A connection that was unused for this long is pinged before use.
+_UNUSED_SECONDS = 1.0
 # The longest wait for a row that another transaction is writing to.
 LOCK_SECONDS = 30.0
 
 
 def get_engine() -> Engine:
-    """This process's engine; a fork gets its own, its parent's is left alone."""
+    """Return this process's engine. A fork makes its own and does not touch its parent's."""
     pid = os.getpid()
     engine = _engines.get(pid)
     if engine is None:
-        _forget_parents(pid)
-        # Of two threads that come first together, both get the same engine.
+        _drop_parent_engines(pid)
+        # setdefault: two threads that come first together get the same engine.
         engine = _engines.setdefault(pid, make_engine(get_settings()))
     return engine
 
 
-def _forget_parents(pid: int) -> None:
-    """A parent's connections are not ours to close: forget them without a goodbye."""
+def _drop_parent_engines(pid: int) -> None:
+    """Drop the engines of a parent process without closing its connections."""
     for owner in [owner for owner in _engines if owner != pid]:
         _engines.pop(owner).dispose(close=False)
 
 
 def database_url(settings: Settings) -> str:
-    """The URL with the driver we ship; ConfigurationError where none is set."""
+    """Return the URL with the shipped driver. Raise ConfigurationError if none is set."""
     if settings.database.url is None:
         raise ConfigurationError(
             "database.url is not set: set DATABASE_URL, or use `rag-service up` or "
-            "`rag-service run`, which start a PostgreSQL of their own."
+            "`rag-service run`, which start their own PostgreSQL."
         )
     url = settings.database.url.get_secret_value()
     scheme, _, rest = url.partition("://")
@@ -77,10 +77,10 @@ def database_url(settings: Settings) -> str:
 
 
 def make_engine(settings: Settings) -> Engine:
-    """A pooled engine whose dead connections are noticed before use."""
+    """Return a pooled engine that detects dead connections before use."""
     timeout = max(1, int(settings.database.connect_timeout))
-    # A process that freezes inside a transaction must not keep its run's row locked for longer
-    # than its lease: maintenance passes by rows that somebody writes to.
+    # A process that freezes inside a transaction must not lock its run's row for longer than
+    # its lease, because maintenance skips locked rows.
     limits = {
         "lock_timeout": LOCK_SECONDS,
         "idle_in_transaction_session_timeout": settings.lease.give_up_after,
@@ -90,7 +90,7 @@ def make_engine(settings: Settings) -> Engine:
         database_url(settings),
         pool_size=settings.database.pool_size,
         max_overflow=_OVERFLOW,
-        # Documents' text does not belong in logs.
+        # Keep the documents' text out of logs.
         hide_parameters=True,
         connect_args={
             "connect_timeout": timeout,
@@ -102,12 +102,12 @@ def make_engine(settings: Settings) -> Engine:
             "tcp_user_timeout": 25_000,
         },
     )
-    _ping_after_rest(engine)
+    _ping_when_unused(engine)
     return engine
 
 
-def _ping_after_rest(engine: Engine) -> None:
-    """Ping a connection before use, unless it was used a moment ago: a run makes many calls."""
+def _ping_when_unused(engine: Engine) -> None:
+    """Ping a connection before use unless it was used within the last second."""
 
     @event.listens_for(engine, "checkin")
     def note(_: object, record: ConnectionPoolEntry) -> None:
@@ -116,7 +116,7 @@ def _ping_after_rest(engine: Engine) -> None:
     @event.listens_for(engine, "checkout")
     def ping(connection: Any, record: ConnectionPoolEntry, _: object) -> None:
         now = time.monotonic()
-        if now - record.info.get("used", now) < _REST_SECONDS:
+        if now - record.info.get("used", now) < _UNUSED_SECONDS:
             return
         try:
             engine.dialect.do_ping(connection)
@@ -125,52 +125,52 @@ def _ping_after_rest(engine: Engine) -> None:
 
 
 def most_connections(settings: Settings) -> int:
-    """How many threads of a process can use the database at the same time."""
+    """Return the number of threads of a process that can use the database at the same time."""
     return settings.database.pool_size + _OVERFLOW
 
 
 @contextmanager
-def single() -> Iterator[Connection]:
-    """For one statement by itself, which needs no transaction around it."""
+def autocommit() -> Iterator[Connection]:
+    """Yield a connection for a single statement, which needs no transaction."""
     with get_engine().connect() as connection:
         yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
 
 @contextmanager
 def begin() -> Iterator[Connection]:
-    """A transaction on this process's engine."""
+    """Yield a connection inside a transaction."""
     with get_engine().begin() as connection:
         yield connection
 
 
 def is_outage(error: DatabaseError) -> bool:
-    """Whether PostgreSQL was away or had no connection free: the same call may succeed later."""
+    """Return whether PostgreSQL was unreachable or had no free connection: retry later."""
     if isinstance(error, InterfaceError | OperationalError | PoolTimeout):
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated
 
 
-def trouble(error: DatabaseError) -> str:
-    """The driver's own first line, for logs: the cause without the statement that met it."""
+def error_summary(error: DatabaseError) -> str:
+    """Return the first line of the driver's message, for logs: no statement, no parameters."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return str(cause).strip().partition("\n")[0]
 
 
-def refusal(error: DatabaseError) -> str | None:
-    """PostgreSQL's own sentence, like `No space left on device`; None where it did not answer."""
+def postgres_message(error: DatabaseError) -> str | None:
+    """Return PostgreSQL's message (`No space left on device`), or None if it did not answer."""
     cause = error.orig if isinstance(error, DBAPIError) else None
     return cause.diag.message_primary if isinstance(cause, PostgresError) else None
 
 
-def is_unmigrated(error: DatabaseError) -> bool:
-    """Whether the statement failed because tables are missing or of another version."""
+def needs_migration(error: DatabaseError) -> bool:
+    """Return whether the statement failed because tables are missing or of another version."""
     return isinstance(error, DBAPIError) and isinstance(
         error.orig, UndefinedTable | UndefinedColumn
     )
 
 
 def ping() -> None:
-    """Raise ServiceUnreachable where PostgreSQL does not answer."""
+    """Raise ServiceUnreachable if PostgreSQL does not answer."""
     try:
         with get_engine().connect() as connection:
             connection.execute(text("SELECT 1"))

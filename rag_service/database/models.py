@@ -1,4 +1,4 @@
-"""The tables. Rows are written only through the other modules of this package."""
+"""The tables. Rows are written only in the packages database, jobs and knowledgebase."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rag_service.states import TERMINAL, PageState, RunState
 
 
 def new_id() -> str:
-    """A fresh identifier: 32 hexadecimal digits."""
+    """Return a new identifier: 32 hexadecimal digits."""
     return uuid.uuid4().hex
 
 
@@ -52,7 +52,7 @@ _TERMINAL_SQL = "(" + ", ".join(f"'{state}'" for state in sorted(TERMINAL)) + ")
 
 
 class Document(Base):
-    """A file with a sha256 in a collection; the final record of what became of it."""
+    """A file with a sha256 in a collection; its row is the final record."""
 
     __tablename__ = "documents"
     __table_args__ = (
@@ -76,7 +76,7 @@ class Document(Base):
     filename: Mapped[str]
     media_type: Mapped[str]
     bytes: Mapped[int] = mapped_column(BigInteger)
-    # Key in the document store: shared by sha256, or a decrypted copy of this document's own.
+    # Key in the document store: shared by sha256, or this document's own decrypted copy.
     source_key: Mapped[str]
     current_run_id: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -84,7 +84,7 @@ class Document(Base):
 
 
 class Run(Base):
-    """One parse of a document: what to do, who holds it, how it ended."""
+    """One parse of a document: options, lease and outcome."""
 
     __tablename__ = "runs"
     __table_args__ = (
@@ -111,7 +111,7 @@ class Run(Base):
     number: Mapped[int]
     state: Mapped[str] = mapped_column(default=RunState.QUEUED)
 
-    # What was asked for. The fingerprint is a digest of parser, model, ocr mode and options.
+    # The requested options; the fingerprint is their digest.
     parser: Mapped[str]
     model: Mapped[str]
     ocr: Mapped[str]
@@ -120,13 +120,13 @@ class Run(Base):
     fingerprint: Mapped[str]
     priority: Mapped[int] = mapped_column(SmallInteger)
     reuse_pages: Mapped[bool] = mapped_column(default=True)
-    # Pages to be read again though they are good; all other good ones stay as they are.
+    # Pages to be read again although they are good; all other good pages are reused.
     redo_pages: Mapped[list[int]] = mapped_column(default=list)
 
     # Not to be claimed before this time.
     retry_at: Mapped[datetime | None]
 
-    # The claim. The epoch grows with every claim and fences late writers.
+    # The lease. The epoch grows with every claim and fences late writers.
     epoch: Mapped[int] = mapped_column(default=0)
     lease_worker: Mapped[str | None]
     lease_task: Mapped[str | None]
@@ -134,7 +134,7 @@ class Run(Base):
     held_since: Mapped[datetime | None]
     crashes: Mapped[int] = mapped_column(default=0)
     expiries: Mapped[int] = mapped_column(default=0)
-    # Seconds that forks have held it, for the document's time limit.
+    # Seconds that forks have held the run, for the document's time limit.
     worked_seconds: Mapped[float] = mapped_column(default=0.0)
 
     page_count: Mapped[int | None]
@@ -168,7 +168,7 @@ class Page(Base):
     width_pt: Mapped[float]
     height_pt: Mapped[float]
     markdown: Mapped[str] = mapped_column(default="")
-    # Its blocks in reading order, as they travel: index, label, bbox_2d, content.
+    # Blocks in reading order, as in the API: index, label, bbox_2d, content.
     regions: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
 
     finish_reason: Mapped[str | None]
@@ -183,12 +183,12 @@ class Page(Base):
     fingerprint: Mapped[str]
     reused: Mapped[bool] = mapped_column(default=False)
 
-    # The epoch of the claim under which the page was sent out; pages in hand when it is the run's.
+    # Epoch of the claim that sent the page. The page is in progress if it equals the run's.
     hand_epoch: Mapped[int | None]
-    # The live post that has the page, and why the next one would be made.
+    # The live job that has the page, and the reason of its next post.
     remote_job_id: Mapped[str | None]
     repost_reason: Mapped[str | None]
-    # Failed tries of the page beyond one retry schedule.
+    # Retry schedules that have failed for this page.
     tries: Mapped[int] = mapped_column(default=0)
     retry_at: Mapped[datetime | None]
     warnings: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
@@ -199,7 +199,7 @@ class Page(Base):
 
 
 class RemoteJob(Base):
-    """One post to another service: why it was made, what came of it, what it cost."""
+    """One post to another service: its reason, state, outcome and cost."""
 
     __tablename__ = "remote_jobs"
     __table_args__ = (
@@ -211,11 +211,11 @@ class RemoteJob(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
     kind: Mapped[str] = mapped_column(default="runpod")
-    # Kept with the job: today's settings may name another endpoint.
+    # Stored with the job, because the settings may change.
     base_url: Mapped[str]
     endpoint_id: Mapped[str]
     remote_id: Mapped[str | None]
-    # The id a webhook brought for a lost answer, until the service itself confirms it.
+    # The id from a webhook after a lost answer, until the service confirms it.
     hinted_id: Mapped[str | None]
     token_sha256: Mapped[str]
     request_key: Mapped[str]
@@ -225,14 +225,14 @@ class RemoteJob(Base):
     outcome: Mapped[str | None]
     epoch: Mapped[int]
     cancel_wanted: Mapped[bool] = mapped_column(default=False)
-    # We cancelled it because its time was over: what follows is a time-out.
+    # Cancelled at its deadline, so its end is a time-out.
     deadline_passed: Mapped[bool] = mapped_column(default=False)
     submitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
     lost_at: Mapped[datetime | None]
     expires_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     next_poll_at: Mapped[datetime]
-    # A poller's claim on the job, so that no two polls store one result.
+    # Claim of a poller on the job, so that no two polls store its result.
     polled_until: Mapped[datetime | None]
     last_status: Mapped[str | None]
     polls: Mapped[int] = mapped_column(default=0)
@@ -244,7 +244,7 @@ class RemoteJob(Base):
 
 
 class OcrServer(Base):
-    """What is known of an OCR server, shared by all workers."""
+    """The state of an OCR server, shared by all workers."""
 
     __tablename__ = "ocr_servers"
 
@@ -253,21 +253,21 @@ class OcrServer(Base):
     message: Mapped[str] = mapped_column(default="")
     down_since: Mapped[datetime | None]
     last_success_at: Mapped[datetime | None]
-    # The one run that may try the server with one page before all others go on.
+    # The run that may try the server with one page; all other runs wait.
     trial_run_id: Mapped[str | None]
-    # When it was last found out; a longer silence of ours is not its outage.
+    # When it was last found out. Time without probes does not count as its outage.
     probed_at: Mapped[datetime | None]
-    # Something of the server that people should know although it answers.
+    # Messages about the server although it answers, one a line: `name: message`.
     alarm: Mapped[str | None]
-    # Requests that a fork kept open when it last found the right number.
+    # The number in flight, of all forks together, that the search last found best.
     good_in_flight: Mapped[float | None]
-    # The alarm that we leave the server idle while pages wait for it, and why.
+    # The alarm that the server is idle while pages wait for it: its start and cause.
     starved_since: Mapped[datetime | None]
     starved_why: Mapped[str | None]
 
 
 class ForkLoad(Base):
-    """What one fork has open on an OCR server, and how much it would let be open."""
+    """A fork's number of open requests on an OCR server, and its limit."""
 
     __tablename__ = "fork_loads"
 
@@ -279,13 +279,13 @@ class ForkLoad(Base):
 
 
 class ServerSample(Base):
-    """How full an OCR server was at one moment, and what that means."""
+    """An OCR server's load at one moment, with its diagnosis."""
 
     __tablename__ = "server_samples"
 
     url: Mapped[str] = mapped_column(primary_key=True)
     at: Mapped[datetime] = mapped_column(primary_key=True)
-    # Nothing where the server shows no gauges.
+    # The server's gauges, null if it has none.
     running: Mapped[float | None]
     waiting: Mapped[float | None]
     slots: Mapped[int | None]
@@ -300,21 +300,21 @@ class ServerSample(Base):
 
 
 class WorkerRow(Base):
-    """A worker's main process, alive while it is seen; counts the forks that may claim."""
+    """A worker's main process: its last heartbeat and its number of forks."""
 
     __tablename__ = "workers"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     stage: Mapped[str]
     forks: Mapped[int]
-    # Its machine is short of memory: its forks claim nothing.
+    # Its machine has too little memory available: its forks claim nothing.
     low_memory: Mapped[bool]
     seen_at: Mapped[datetime]
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class MaintenanceLease(Base):
-    """One row: who holds maintenance, fenced by an epoch like any lease."""
+    """A single row: the holder of maintenance, fenced by an epoch."""
 
     __tablename__ = "maintenance_lease"
 

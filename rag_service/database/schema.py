@@ -1,4 +1,4 @@
-"""Brings the database to this version's tables. Used by migrate, up and tests."""
+"""Migration of the database to this version's tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy import text
 from rag_service.database.engine import get_engine
 from rag_service.errors import ConfigurationError
 
-# Any constant: two `migrate` at once wait for each other on it.
+# Advisory lock key, an arbitrary constant: concurrent `migrate` commands wait for each other.
 _MIGRATION_LOCK = 7_361_001
 
 
@@ -28,10 +28,10 @@ def _config() -> Config:
 
 
 def migrate() -> str:
-    """Upgrade to the newest revision; safe to run from several places. Returns the revision."""
+    """Upgrade to the newest revision; concurrent calls are safe. Return the revision."""
     config = _config()
     with get_engine().connect() as connection:
-        # A migration may take longer than our limit on waits for locks.
+        # A migration may wait for locks longer than LOCK_SECONDS.
         connection.execute(text("SET LOCAL lock_timeout = 0"))
         connection.execute(text(f"SELECT pg_advisory_lock({_MIGRATION_LOCK})"))
         connection.commit()
@@ -47,21 +47,21 @@ def migrate() -> str:
 
 
 def newest_revision() -> str:
-    """The revision this version of rag_service needs."""
+    """Return the revision that this version of rag_service needs."""
     head = ScriptDirectory.from_config(_config()).get_current_head()
     if head is None:
-        raise ConfigurationError("The package `migrations` holds no migration.")
+        raise ConfigurationError("The package `migrations` contains no migration.")
     return head
 
 
 def current_revision() -> str | None:
-    """The revision the database has, or None where it was never migrated."""
+    """Return the database's revision, or None if it was never migrated."""
     with get_engine().connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
 def require_migrated() -> None:
-    """Raise ConfigurationError where the tables are not this version's."""
+    """Raise ConfigurationError if the tables are not this version's."""
     found, needed = current_revision(), newest_revision()
     if found != needed:
         raise ConfigurationError(

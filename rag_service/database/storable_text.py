@@ -1,4 +1,4 @@
-"""Text made fit for PostgreSQL: the one place every string from outside passes before a row."""
+"""Cleaning of text from outside before it is stored in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# PostgreSQL refuses NUL in text and JSONB; where files hold it, it stands for a space.
+# PostgreSQL rejects NUL in text and JSONB. In files it usually stands for a space.
 _UNSTORABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
-    """NUL becomes a space; other control characters, lone surrogates and noncharacters go."""
+    """Replace NUL by a space; remove other control characters, surrogates and noncharacters."""
     return _UNSTORABLE.sub(lambda match: " " if match[0] == "\x00" else "", text)
 
 
 def clean_tree(value: Any) -> Any:
-    """The same for every string of a JSON-like value, keys included."""
+    """Clean every string of a JSON-like value, keys included."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Counts over all documents, for metrics. Used by telemetry, once a scrape."""
+"""Counts over all documents, for metrics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from rag_service.states import TERMINAL, Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """`runs` and `documents` by state; `active_pages` by state, of runs that have not ended;
-    `pages` of all current runs; `oldest_waiting` in seconds by stage.
+class DatabaseTotals:
+    """Counts at one moment.
+
+    `runs` and `documents` by state; `pages` of all current runs; `active_pages` by state, of runs
+    that have not ended; `oldest_waiting`: seconds since the oldest waiting run was added, by
+    stage.
     """
 
     runs: dict[str, int]
@@ -25,10 +28,10 @@ class Totals:
     oldest_waiting: dict[Stage, float]
 
 
-def read_totals() -> Totals:
-    """All counts at one moment."""
+def read_totals() -> DatabaseTotals:
+    """Return all counts, read in one transaction."""
     with begin() as connection:
-        return Totals(
+        return DatabaseTotals(
             runs=_runs(connection),
             documents=_documents(connection),
             pages=_pages(connection),
@@ -43,7 +46,7 @@ def _runs(connection: Connection) -> dict[str, int]:
 
 
 def _documents(connection: Connection) -> dict[str, int]:
-    """By the current run's state, or that of the newest where none is current."""
+    """Count documents by the state of the current run, else of the newest run."""
     newest = (
         select(Run.state)
         .where(Run.document_id == Document.id)
@@ -65,7 +68,7 @@ def _documents(connection: Connection) -> dict[str, int]:
 
 
 def _pages(connection: Connection) -> int:
-    """By the runs' page counts: counting the pages themselves would read the whole table."""
+    """Sum the runs' page counts: counting page rows would read the whole table."""
     query = (
         select(func.sum(Run.page_count))
         .join(Document, Document.current_run_id == Run.id)

@@ -86,17 +86,17 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Diagnosis:
     """The verdict, and a sentence that says why and what to do."""
 
     verdict: Verdict
     sentence: str
 
 
-def diagnose(samples: Sequence[LoadSample], feed: Feed | None = None) -> Judgement:
+def diagnose(samples: Sequence[LoadSample], feed: Feed | None = None) -> Diagnosis:
     """What the samples of the last minute say; `starved` only where pages waited in each."""
     if not samples:
-        return Judgement(Verdict.UNKNOWN, "Nothing is known of it yet.")
+        return Diagnosis(Verdict.UNKNOWN, "Nothing is known of it yet.")
     seen = _Seen.of(samples, feed or Feed())
     for rule in _RULES:
         found = rule(seen)
@@ -168,24 +168,24 @@ class _Seen:
         return self.running >= min(share * self.slots, self.slots - _FREE_SLOT)
 
 
-def _idle(seen: _Seen) -> Judgement | None:
+def _idle(seen: _Seen) -> Diagnosis | None:
     works = seen.pages_waiting or seen.in_flight >= _SOME_WAIT or seen.running >= _SOME_WAIT
     if works and not seen.is_over:
         return None
-    return Judgement(Verdict.IDLE, "Nothing waits for it.")
+    return Diagnosis(Verdict.IDLE, "Nothing waits for it.")
 
 
-def _without_gauges(seen: _Seen) -> Judgement | None:
+def _without_gauges(seen: _Seen) -> Diagnosis | None:
     if seen.gauged or not seen.feed.remote:
         return None
-    return Judgement(Verdict.UNKNOWN, "No job has brought gauges back lately.")
+    return Diagnosis(Verdict.UNKNOWN, "No job has brought gauges back lately.")
 
 
-def _serialising(seen: _Seen) -> Judgement | None:
+def _serialising(seen: _Seen) -> Diagnosis | None:
     one = seen.most_running <= 1 and seen.slots in (None, 1)
     if not seen.gauged or not one or seen.waiting < _SOME_WAIT:
         return None
-    return Judgement(
+    return Diagnosis(
         Verdict.SERIALISING,
         f"It works on one request at a time while {seen.waiting:.1f} wait; one waiting is "
         "enough. For more pages let the server batch (vLLM: --max-num-seqs, SGLang: "
@@ -193,7 +193,7 @@ def _serialising(seen: _Seen) -> Judgement | None:
     )
 
 
-def _overloaded(seen: _Seen) -> Judgement | None:
+def _overloaded(seen: _Seen) -> Diagnosis | None:
     if seen.waiting <= max(_MANY_WAIT, _MANY_SHARE * seen.running):
         return None
     whose = (
@@ -201,16 +201,16 @@ def _overloaded(seen: _Seen) -> Judgement | None:
         if seen.feed.adaptive
         else "set GLMOCR_PIPELINE_MAX_WORKERS to `auto`, or lower"
     )
-    return Judgement(
+    return Diagnosis(
         Verdict.OVERLOADED,
         f"More in flight only makes every answer later: {seen.runs}; {whose}.",
     )
 
 
-def _kv_bound(seen: _Seen) -> Judgement | None:
+def _kv_bound(seen: _Seen) -> Diagnosis | None:
     if seen.cache_use < _CACHE_FULL or seen.fills(_FULL):
         return None
-    return Judgement(
+    return Diagnosis(
         Verdict.KV_BOUND,
         f"Its KV cache is {seen.cache_use:.0%} full, so no more fit: {seen.runs}. Give the "
         "server more memory (vLLM: --gpu-memory-utilization, SGLang: --mem-fraction-static), "
@@ -218,17 +218,17 @@ def _kv_bound(seen: _Seen) -> Judgement | None:
     )
 
 
-def _saturated(seen: _Seen) -> Judgement | None:
+def _saturated(seen: _Seen) -> Diagnosis | None:
     if seen.waiting < _SOME_WAIT and not seen.fills(_FULL):
         return None
-    return Judgement(
+    return Diagnosis(
         Verdict.SATURATED,
         f"It has all it can do: {seen.runs}. For more pages take smaller pictures "
         "(ocr.dpi) or another server.",
     )
 
 
-def _front_end_bound(seen: _Seen) -> Judgement | None:
+def _front_end_bound(seen: _Seen) -> Diagnosis | None:
     # Of forks that died a moment ago the mean still tells.
     in_flight = min(seen.in_flight, seen.in_flight_now)
     if not seen.gauged or seen.feed.remote or in_flight < _LEAST_CROWD:
@@ -237,7 +237,7 @@ def _front_end_bound(seen: _Seen) -> Judgement | None:
     crowd = _CROWD if tried else _CLEAR_CROWD
     if in_flight <= crowd * (seen.running + seen.waiting):
         return None
-    return Judgement(
+    return Diagnosis(
         Verdict.FRONT_END_BOUND,
         f"We have {_figure(in_flight)} in flight, but {seen.runs} in it: its front end, which "
         "decodes the pictures, is the limit. Start the server with more API processes (vLLM: "
@@ -245,30 +245,30 @@ def _front_end_bound(seen: _Seen) -> Judgement | None:
     )
 
 
-def _nothing_more(seen: _Seen) -> Judgement | None:
+def _nothing_more(seen: _Seen) -> Diagnosis | None:
     if seen.backlog:
         return None
     if seen.pages_waiting:
-        return Judgement(
+        return Diagnosis(
             Verdict.UNKNOWN,
             f"{_waits(seen.pages_waiting)}, but none did a moment ago: too early to tell.",
         )
     if seen.in_flight < _SOME_WAIT:
-        return Judgement(Verdict.IDLE, "No page of ours waits; what runs is another client's.")
-    return Judgement(Verdict.IDLE, "The last pages are under way; no more wait for it.")
+        return Diagnosis(Verdict.IDLE, "No page of ours waits; what runs is another client's.")
+    return Diagnosis(Verdict.IDLE, "The last pages are under way; no more wait for it.")
 
 
-def _of_jobs(seen: _Seen) -> Judgement | None:
+def _of_jobs(seen: _Seen) -> Diagnosis | None:
     if not seen.feed.remote:
         return None
     if seen.slots is None:
-        return Judgement(
+        return Diagnosis(
             Verdict.UNKNOWN,
             f"In its jobs, {seen.runs}; set occupancy.slots to the requests that it can batch.",
         )
     if seen.fills(_HALF):
-        return Judgement(Verdict.SATURATED, f"Its jobs keep it busy: {seen.runs}.")
-    return Judgement(
+        return Diagnosis(Verdict.SATURATED, f"Its jobs keep it busy: {seen.runs}.")
+    return Diagnosis(
         Verdict.STARVED,
         f"{_waits(seen.pages_waiting)}, and in its jobs {seen.runs}: jobs carry too few pages. "
         "Raise runpod.max_pages_per_job.",
@@ -276,7 +276,7 @@ def _of_jobs(seen: _Seen) -> Judgement | None:
 
 
 # The first that has something to say; then it is the client.
-_RULES: tuple[Callable[[_Seen], Judgement | None], ...] = (
+_RULES: tuple[Callable[[_Seen], Diagnosis | None], ...] = (
     _idle,
     _without_gauges,
     _serialising,
@@ -289,38 +289,38 @@ _RULES: tuple[Callable[[_Seen], Judgement | None], ...] = (
 )
 
 
-def _of_the_client(seen: _Seen) -> Judgement:
+def _of_the_client(seen: _Seen) -> Diagnosis:
     """Pages wait and the server could take more, or does not say that it is full."""
     taken = seen.limit is not None and seen.in_flight >= _TAKEN * seen.limit
     if taken and seen.feed.adaptive:
         return _as_found(seen)
     if taken and not seen.gauged:
-        return Judgement(
+        return Diagnosis(
             Verdict.UNKNOWN,
             f"All {_figure(seen.limit or 0)} places that the settings allow are taken, and the "
             "server shows no gauges. GLMOCR_PIPELINE_MAX_WORKERS=auto finds the right number.",
         )
     state = f" ({seen.runs})" if seen.gauged else ""
-    return Judgement(
+    return Diagnosis(
         Verdict.STARVED, f"{_waits(seen.pages_waiting)}, but {_cause(seen, taken)}{state}."
     )
 
 
-def _as_found(seen: _Seen) -> Judgement:
+def _as_found(seen: _Seen) -> Diagnosis:
     """Our forks use every place that their search allows."""
     if seen.limit_moves:
-        return Judgement(
+        return Diagnosis(
             Verdict.UNKNOWN,
             f"The right number in flight is being looked for; now {_figure(seen.in_flight_now)}.",
         )
     if not seen.gauged and seen.in_flight <= _SERIAL:
-        return Judgement(
+        return Diagnosis(
             Verdict.SERIALISING,
             "As far as its answers show it reads one page after another; more in flight only "
             "wait. For more pages take a server that batches.",
         )
     said = f": {seen.runs}" if seen.gauged else ""
-    return Judgement(
+    return Diagnosis(
         Verdict.SATURATED,
         f"More than {_figure(seen.in_flight)} in flight bring no more pages{said}. For more pages "
         "take smaller pictures (ocr.dpi) or another server.",

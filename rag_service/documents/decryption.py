@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rag_service.config.loader import Settings
 from rag_service.database import document_rows
-from rag_service.database.document_rows import Known
+from rag_service.database.document_rows import StoredDocument
 from rag_service.database.engine import Connection, begin
 from rag_service.documents.incoming_file import scratch_file
 from rag_service.documents.storage import DocumentStore, working_key
@@ -72,40 +72,44 @@ async def unlock_stored(
 
     Raises NotFound, AlreadyActive, WrongPassword, SourceMissing, StorageUnavailable.
     """
-    known = await asyncio.to_thread(_ended, document_id)
+    document = await asyncio.to_thread(_ended, document_id)
     with ExitStack() as held:
-        source = store.open_local(known.source_key)
+        source = store.open_local(document.source_key)
         path = await asyncio.to_thread(held.enter_context, source)
         async with unlocked(settings, path, PDF, password) as decrypted:
             if decrypted is not None:
                 await asyncio.to_thread(_adopt, store, document_id, decrypted)
 
 
-def _ended(document_id: str) -> Known:
+def _ended(document_id: str) -> StoredDocument:
     with begin() as connection:
-        known = document_rows.find(connection, document_id)
-    if known is None:
+        document = document_rows.find(connection, document_id)
+    if document is None:
         raise NotFound(f"There is no document {document_id}.")
-    if known.active:
+    if document.active:
         raise AlreadyActive()
-    return known
+    return document
 
 
 def _adopt(store: DocumentStore, document_id: str, decrypted: Path) -> None:
-    known = _ended(document_id)
-    with document_rows.content_lock(known.sha256) as connection:
-        adopt_copy(connection, store, known, decrypted)
+    document = _ended(document_id)
+    with document_rows.content_lock(document.sha256) as connection:
+        adopt_copy(connection, store, document, decrypted)
 
 
-def adopt_copy(connection: Connection, store: DocumentStore, known: Known, decrypted: Path) -> None:
+def adopt_copy(
+    connection: Connection, store: DocumentStore, document: StoredDocument, decrypted: Path
+) -> None:
     """Make the copy the document's bytes; the encrypted ones go with their last document.
 
     The caller holds the content's lock and has no transaction open.
     """
-    key = working_key(known.id)
+    key = working_key(document.id)
     store.put_file(key, decrypted)
     with connection.begin():
-        document_rows.set_source(connection, known.id, key)
-        needed = document_rows.others_need(connection, known.id, known.sha256, known.source_key)
-    if not needed and known.source_key != key:
-        store.delete(known.source_key)
+        document_rows.set_source(connection, document.id, key)
+        needed = document_rows.is_needed_by_others(
+            connection, document.id, document.sha256, document.source_key
+        )
+    if not needed and document.source_key != key:
+        store.delete(document.source_key)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from rag_service.config.loader import Settings
 from rag_service.database import document_rows
-from rag_service.database.document_rows import Known, NewDocument
+from rag_service.database.document_rows import NewDocument, StoredDocument
 from rag_service.database.engine import Connection, begin
 from rag_service.database.models import new_id
 from rag_service.database.storable_text import clean
@@ -101,7 +101,7 @@ def display_name(name: str | None) -> str:
     return base[:_LONGEST_NAME] or "unnamed"
 
 
-def require_room(settings: Settings) -> None:
+def require_backlog_space(settings: Settings) -> None:
     """Raise BacklogFull where too many documents wait already."""
     with begin() as connection:
         waiting = runs.backlog(connection)
@@ -126,7 +126,7 @@ def accept(
     Raises EmptyFile, UnsupportedType, OptionsDiffer, BacklogFull, StorageUnavailable.
     """
     media_type = spool.finish()
-    require_room(settings)
+    require_backlog_space(settings)
     new = NewDocument(
         collection=options.collection,
         sha256=spool.sha256,
@@ -184,7 +184,7 @@ def _first(
 def _again(
     connection: Connection,
     store: DocumentStore,
-    known: Known,
+    known: StoredDocument,
     options: IntakeOptions,
     decrypted: Path | None,
 ) -> tuple[Accepted, str | None]:

@@ -1,4 +1,4 @@
-"""How a run ends: the terminal state, the error, and which run is the document's current one."""
+"""The end of a run: its terminal state, its error, and the document's current run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rag_service.database.storable_text import clean
 from rag_service.errors import RagServiceError
 from rag_service.states import GOOD, HELD, TERMINAL, JobState, RunState
 
-# The columns of a run's claim once nobody holds it.
+# Values of a run's lease columns when no fork holds it.
 UNCLAIMED = {
     "lease_worker": None,
     "lease_task": None,
     "lease_expires_at": None,
     "held_since": None,
 }
-# Seconds that forks have held it, up to now.
+# Seconds that forks have held the run, up to now.
 WORKED = Run.worked_seconds + func.coalesce(
     func.extract("epoch", func.clock_timestamp() - Run.held_since), 0.0
 )
@@ -30,10 +30,10 @@ def end_run(
     *,
     epoch: int | None = None,
 ) -> bool:
-    """Make the run terminal and choose the document's current run; False where it had ended.
+    """Make the run terminal and set the document's current run. Return False if it had ended.
 
-    With an epoch, only the claim of that epoch may end it, while it stands. One statement
-    decides: of a cancel and a finish, the first commit wins. Locks the run, then the document.
+    With an epoch, only a valid lease of that epoch may end it. One statement decides: of a cancel
+    and a finish, the first commit wins. Locks the run, then the document.
     """
     ending = (
         update(Run)
@@ -55,13 +55,13 @@ def end_run(
     document_id = connection.scalar(ending)
     if document_id is None:
         return False
-    want_cancelled(connection, run_id)
-    choose_current(connection, document_id)
+    request_cancellation(connection, run_id)
+    set_current_run(connection, document_id)
     return True
 
 
-def want_cancelled(connection: Connection, run_id: str) -> None:
-    """A run that has ended needs no job any more, also none whose id arrives late."""
+def request_cancellation(connection: Connection, run_id: str) -> None:
+    """Request the cancellation of all jobs of a run, also of one whose id arrives later."""
     connection.execute(
         update(RemoteJob)
         .where(RemoteJob.run_id == run_id, RemoteJob.state != JobState.ENDED)
@@ -69,8 +69,11 @@ def want_cancelled(connection: Connection, run_id: str) -> None:
     )
 
 
-def choose_current(connection: Connection, document_id: str) -> None:
-    """The newest processed run, else the failed one with the most good pages, newest first."""
+def set_current_run(connection: Connection, document_id: str) -> None:
+    """Set the current run: the newest processed one, else the failed one with most good pages.
+
+    Of failed runs with equally many good pages, the newest is taken.
+    """
     best = (
         select(Run.id)
         .where(

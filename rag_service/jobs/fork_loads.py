@@ -8,7 +8,7 @@ from datetime import timedelta
 from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from rag_service.database.engine import begin, single
+from rag_service.database.engine import autocommit, begin
 from rag_service.database.models import ForkLoad, OcrServer
 from rag_service.states import ServerState
 
@@ -37,7 +37,7 @@ def report(fork: str, url: str, in_flight: float, limit: float) -> None:
         "limit_now": limit,
         "seen_at": func.clock_timestamp(),
     }
-    with single() as connection:
+    with autocommit() as connection:
         connection.execute(
             upsert(ForkLoad)
             .values(fork=fork, **values)
@@ -47,13 +47,13 @@ def report(fork: str, url: str, in_flight: float, limit: float) -> None:
 
 def remove(fork: str) -> None:
     """Remove the report of a fork that has nothing left to send."""
-    with single() as connection:
+    with autocommit() as connection:
         connection.execute(delete(ForkLoad).where(ForkLoad.fork == fork))
 
 
 def remove_stale() -> None:
     """Remove the reports of forks that ended half an hour ago or earlier."""
-    with single() as connection:
+    with autocommit() as connection:
         connection.execute(delete(ForkLoad).where(ForkLoad.seen_at < _ago(_KEPT_SECONDS)))
 
 
@@ -80,7 +80,7 @@ def good_in_flight(url: str) -> float | None:
 def store_good_in_flight(url: str, number: float) -> None:
     """Store the number in flight, of all forks together, that the search found best."""
     change = {"good_in_flight": number}
-    with single() as connection:
+    with autocommit() as connection:
         connection.execute(
             upsert(OcrServer)
             .values(url=url, state=ServerState.UP, message="", **change)

@@ -1,4 +1,4 @@
-"""Which workers are alive, and who holds maintenance. Used by workers, maintenance and health."""
+"""Live workers, the wake-up messages they need, and the maintenance lease."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from sqlalchemy.sql import ColumnElement
 
 from rag_service.database.engine import begin
 from rag_service.database.models import MaintenanceLease, Run, WorkerRow
-from rag_service.jobs.leases import claimable
+from rag_service.jobs.claim_conditions import claimable
 from rag_service.states import HELD, Priority, Stage
 
-# A worker that was not seen for this long takes no doorbells; it beats three times in it.
+# A worker without a heartbeat for this long (three heartbeats) is not sent messages.
 ALIVE_SECONDS = 30.0
 HEARTBEAT_SECONDS = 10.0
-_FORGET_AFTER = timedelta(hours=1)
+_STALE_AFTER = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """A live worker: its forks, those that hold a run, and those of them that hold a bulk run.
+class LiveWorker:
+    """A live worker: its number of forks, of forks that hold a run, and that hold a bulk run.
 
-    `low_memory`: it claims nothing until its machine has memory again.
+    `low_memory`: it claims nothing until its machine has enough memory available.
     """
 
     id: str
@@ -44,7 +44,7 @@ class WorkerLoad:
 
 
 def heartbeat(worker: str, stage: Stage, forks: int, *, low_memory: bool = False) -> None:
-    """The worker's main process is alive and has that many forks."""
+    """Store that the worker's main process is alive, and its number of forks."""
     values = {
         "stage": stage,
         "forks": forks,
@@ -59,21 +59,21 @@ def heartbeat(worker: str, stage: Stage, forks: int, *, low_memory: bool = False
         )
 
 
-def leave(worker: str) -> None:
-    """The worker stops."""
+def remove(worker: str) -> None:
+    """Remove a worker that stops."""
     with begin() as connection:
         connection.execute(delete(WorkerRow).where(WorkerRow.id == worker))
 
 
-def forget_dead() -> None:
-    """Drop the rows of workers that have been gone for long."""
+def remove_stale() -> None:
+    """Remove workers without a heartbeat for an hour."""
     with begin() as connection:
-        gone = WorkerRow.seen_at < func.clock_timestamp() - _FORGET_AFTER
-        connection.execute(delete(WorkerRow).where(gone))
+        stale = WorkerRow.seen_at < func.clock_timestamp() - _STALE_AFTER
+        connection.execute(delete(WorkerRow).where(stale))
 
 
-def loads(stage: Stage) -> list[WorkerLoad]:
-    """The live workers of a stage."""
+def of_stage(stage: Stage) -> list[LiveWorker]:
+    """Return the live workers of a stage, by id."""
     held = and_(Run.lease_worker == WorkerRow.id, Run.state.in_(HELD))
     query = (
         select(
@@ -84,21 +84,22 @@ def loads(stage: Stage) -> list[WorkerLoad]:
             WorkerRow.low_memory,
         )
         .outerjoin(Run, held)
-        .where(WorkerRow.stage == stage, alive())
+        .where(WorkerRow.stage == stage, is_alive())
         .group_by(WorkerRow.id, WorkerRow.forks)
         .order_by(WorkerRow.id)
     )
     with begin() as connection:
-        return [WorkerLoad(i, stage, f, b, k, low) for i, f, b, k, low in connection.execute(query)]
+        rows = connection.execute(query).all()
+    return [LiveWorker(row[0], stage, *row[1:]) for row in rows]
 
 
-def alive() -> ColumnElement[bool]:
-    """The condition that a worker was seen lately."""
+def is_alive() -> ColumnElement[bool]:
+    """Return the condition that the worker sent a heartbeat within ALIVE_SECONDS."""
     return WorkerRow.seen_at > func.clock_timestamp() - timedelta(seconds=ALIVE_SECONDS)
 
 
 def claimable_counts(stage: Stage, server: str | None) -> tuple[int, int]:
-    """Runs that may be claimed now: (interactive, bulk)."""
+    """Return the numbers of runs that may be claimed now: (interactive, bulk)."""
     interactive = func.count().filter(Run.priority < Priority.BULK)
     query = select(interactive, func.count()).select_from(Run).where(claimable(stage, server))
     with begin() as connection:
@@ -106,28 +107,28 @@ def claimable_counts(stage: Stage, server: str | None) -> tuple[int, int]:
     return urgent, total - urgent
 
 
-def wake_ups_wanted(workers: list[WorkerLoad], interactive: int, bulk: int) -> int:
-    """Doorbells that make every claimable run that a free fork may take be taken, and no more."""
+def wake_ups_wanted(workers: list[LiveWorker], interactive: int, bulk: int) -> int:
+    """Return the number of claimable runs that free forks may take: one message for each."""
     free = sum(worker.free for worker in workers)
     bulk_places = min(bulk, sum(worker.free_for_bulk for worker in workers))
     return min(free, interactive + bulk_places)
 
 
 @dataclass(frozen=True, slots=True)
-class MaintenanceHold:
-    """The right to run maintenance, fenced by its epoch."""
+class MaintenanceClaim:
+    """A process's claim on maintenance, fenced by its epoch."""
 
     holder: str
     epoch: int
 
 
-def hold_maintenance(holder: str, seconds: float) -> MaintenanceHold | None:
-    """Take or renew the maintenance lease; None while another live process holds it."""
+def claim_maintenance(holder: str, seconds: float) -> MaintenanceClaim | None:
+    """Take or renew the maintenance lease. Return None if another live process holds it."""
     expires = func.clock_timestamp() + timedelta(seconds=seconds)
     now = func.clock_timestamp()
     lease = MaintenanceLease
-    mine = lease.holder == holder
-    taken = (
+    is_own = lease.holder == holder
+    statement = (
         upsert(lease)
         .values(id=1, holder=holder, epoch=1, expires_at=expires, seen_at=now)
         .on_conflict_do_update(
@@ -138,25 +139,25 @@ def hold_maintenance(holder: str, seconds: float) -> MaintenanceHold | None:
                 "expires_at": expires,
                 "seen_at": now,
             },
-            where=or_(mine, lease.expires_at < func.clock_timestamp()),
+            where=or_(is_own, lease.expires_at < func.clock_timestamp()),
         )
         .returning(lease.epoch)
     )
     with begin() as connection:
-        epoch = connection.scalar(taken)
-    return MaintenanceHold(holder, epoch) if epoch is not None else None
+        epoch = connection.scalar(statement)
+    return MaintenanceClaim(holder, epoch) if epoch is not None else None
 
 
-def leave_maintenance(tenure: MaintenanceHold) -> None:
-    """Give the lease up at once, so that another process need not wait for it."""
+def release_maintenance(claim: MaintenanceClaim) -> None:
+    """Release the lease at once, so that another process need not wait until it expires."""
     with begin() as connection:
         connection.execute(
             update(MaintenanceLease)
-            .where(MaintenanceLease.holder == tenure.holder, MaintenanceLease.epoch == tenure.epoch)
+            .where(MaintenanceLease.holder == claim.holder, MaintenanceLease.epoch == claim.epoch)
             .values(expires_at=func.clock_timestamp())
         )
 
 
-def maintenance_seen(connection: Connection) -> datetime | None:
-    """When maintenance last began a round, or None where it never ran."""
+def maintenance_seen_at(connection: Connection) -> datetime | None:
+    """Return when maintenance last began a round, or None if it never ran."""
     return connection.scalar(select(MaintenanceLease.seen_at))

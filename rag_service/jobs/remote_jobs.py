@@ -21,7 +21,7 @@ from rag_service.database.storable_text import clean, clean_tree
 from rag_service.errors import LeaseLost
 from rag_service.jobs.endings import UNCLAIMED, WORKED
 from rag_service.jobs.leases import ClaimedRun, fence
-from rag_service.jobs.run_pages import PROGRESS, StoredPage, settle_pages
+from rag_service.jobs.run_pages import PROGRESS, StoredPage, store_job_pages
 from rag_service.states import (
     HELD,
     TERMINAL,
@@ -396,7 +396,7 @@ def _end(
     )
     if ended.rowcount != 1:
         return False
-    settle_pages(connection, job_id, pages)
+    store_job_pages(connection, job_id, pages)
     for number, reason in (reasons or {}).items():
         connection.execute(
             update(Page)

@@ -1,4 +1,4 @@
-"""Pages of runs: planned, taken in hand, stored as they end, reused. Used by workers."""
+"""Pages of a run: planned, in progress, stored when they end, reused from earlier runs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from rag_service.errors import RagServiceError
 from rag_service.jobs.leases import ClaimedRun, fence
 from rag_service.states import GOOD, PageState
 
-# A page that is done clears its run's crash counts.
+# A page that is done resets its run's crash counts.
 PROGRESS = {"crashes": 0, "expiries": 0}
-# Columns that a reused page does not take over from the run it comes from.
-_OWN = frozenset(
+# Columns that a reused page does not copy from its earlier run.
+_NOT_COPIED = frozenset(
     {
         "run_id",
         "reused",
@@ -51,7 +51,7 @@ _OWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
-    """One page as prepare leaves it: done (native, blank, no_text, failed) or pending for OCR."""
+    """One page after prepare: done (native, blank, no_text, failed) or pending for OCR."""
 
     number: int
     plan: str
@@ -66,7 +66,7 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredPage:
-    """The outcome of one page that was read."""
+    """The outcome of one page; with `retry_in` (seconds) it stays pending for a later try."""
 
     number: int
     state: PageState
@@ -80,7 +80,7 @@ class StoredPage:
 
 @dataclass(frozen=True, slots=True)
 class PendingPage:
-    """A page that remains to be read."""
+    """A page that remains to be read; `waits`: its later try is not due yet."""
 
     number: int
     tries: int
@@ -88,7 +88,7 @@ class PendingPage:
 
 
 def store_plan(run: ClaimedRun, rows: Iterable[PlannedRow]) -> None:
-    """Store planned pages in one transaction; a page planned before keeps what it has.
+    """Store planned pages in one transaction; a page that has a row is not changed.
 
     Raises LeaseLost.
     """
@@ -98,14 +98,14 @@ def store_plan(run: ClaimedRun, rows: Iterable[PlannedRow]) -> None:
 
 
 def add_plan(connection: Connection, run: ClaimedRun, rows: Iterable[PlannedRow]) -> None:
-    """The same within a transaction that holds the run's row."""
+    """Store planned pages within a transaction that has locked the run's row."""
     values = [_plan_values(run, row) for row in rows]
     if values:
         connection.execute(_planned_insert(values[0]), values)
 
 
 def _planned_insert(example: dict[str, Any]) -> Insert:
-    """One statement for many rows; the time of storing is the database's."""
+    """Return one statement for many rows; `stored_at` is set by the database's clock."""
     columns: dict[str, Any] = {name: bindparam(name) for name in example if name != "is_done"}
     columns["stored_at"] = case((bindparam("is_done", type_=Boolean), func.now()), else_=None)
     return upsert(Page).values(columns).on_conflict_do_nothing()
@@ -140,7 +140,7 @@ def _error_values(error: RagServiceError | None) -> dict[str, Any]:
 
 
 def pending(run: ClaimedRun) -> list[PendingPage]:
-    """Pages that remain, in order; `waits` where the page's later try is not due yet."""
+    """Return the pages that remain to be read, in order."""
     query = (
         select(Page.number, Page.tries, Page.retry_at > func.clock_timestamp())
         .where(Page.run_id == run.id, Page.state == PageState.PENDING)
@@ -151,15 +151,15 @@ def pending(run: ClaimedRun) -> list[PendingPage]:
 
 
 def seconds_until_due(run: ClaimedRun) -> float:
-    """Seconds until the first waiting page may be tried again; 0 where one may be now."""
+    """Return the seconds until the first waiting page may be tried again; 0 if one may be now."""
     due = func.extract("epoch", func.min(Page.retry_at) - func.clock_timestamp())
     query = select(due).where(Page.run_id == run.id, Page.state == PageState.PENDING)
     with begin() as connection:
         return max(0.0, float(connection.scalar(query) or 0.0))
 
 
-def take_in_hand(run: ClaimedRun, number: int) -> None:
-    """Note that the page is about to be sent under this claim. Raises LeaseLost."""
+def mark_in_progress(run: ClaimedRun, number: int) -> None:
+    """Store that the page is about to be sent under this lease. Raises LeaseLost."""
     with begin() as connection:
         fence(connection, run, epoch=Run.epoch)
         connection.execute(
@@ -170,13 +170,13 @@ def take_in_hand(run: ClaimedRun, number: int) -> None:
 
 
 def store(run: ClaimedRun, page: StoredPage) -> None:
-    """Store a page's outcome; a done page is progress and clears the run's crash counts.
+    """Store a page's outcome; a done page resets the run's crash counts.
 
     Raises LeaseLost.
     """
-    again = page.retry_in is not None
+    is_pending = page.retry_in is not None
     with begin() as connection:
-        fence(connection, run, **({"epoch": Run.epoch} if again else PROGRESS))
+        fence(connection, run, **({"epoch": Run.epoch} if is_pending else PROGRESS))
         connection.execute(
             update(Page)
             .where(
@@ -188,8 +188,8 @@ def store(run: ClaimedRun, page: StoredPage) -> None:
         )
 
 
-def settle_pages(connection: Connection, job_id: str, pages: Sequence[StoredPage]) -> None:
-    """Store what a remote job brought: a page is written only while it is that job's own."""
+def store_job_pages(connection: Connection, job_id: str, pages: Sequence[StoredPage]) -> None:
+    """Store the pages of a remote job; a page that another job has claimed is not changed."""
     for page in pages:
         connection.execute(
             update(Page)
@@ -203,51 +203,51 @@ def settle_pages(connection: Connection, job_id: str, pages: Sequence[StoredPage
 
 
 def _outcome_values(page: StoredPage) -> dict[str, Any]:
-    again = page.retry_in is not None
+    is_pending = page.retry_in is not None
     return {
         **clean_tree(page.columns),
         **_error_values(page.error),
-        "state": PageState.PENDING if again else page.state,
+        "state": PageState.PENDING if is_pending else page.state,
         "markdown": clean(page.markdown),
         "regions": clean_tree(page.regions),
         "warnings": Page.warnings.op("||")(literal(clean_tree(page.warnings), Page.warnings.type)),
         "hand_epoch": None,
-        "tries": Page.tries + 1 if again else Page.tries,
-        "retry_at": _due(page.retry_in),
-        "stored_at": None if again else func.clock_timestamp(),
+        "tries": Page.tries + 1 if is_pending else Page.tries,
+        "retry_at": _retry_time(page.retry_in),
+        "stored_at": None if is_pending else func.clock_timestamp(),
     }
 
 
-def _due(retry_in: float | None) -> Any:
+def _retry_time(retry_in: float | None) -> Any:
     return None if retry_in is None else func.clock_timestamp() + timedelta(seconds=retry_in)
 
 
 def reusable(document_id: str, fingerprint: str, redo_pages: Sequence[int]) -> ColumnElement[bool]:
-    """The condition under which a run with this fingerprint takes over a page of its document.
+    """Return the condition that a run with this fingerprint reuses a page of its document.
 
-    Good pages that were read with the same options; a native or blank page is the same whatever
-    reads scans, so its fingerprint is the run's too. A run that is to redo certain pages takes
-    over every other good page that answers now, whatever it was read with.
+    It reuses good pages that were read with the same options. A native or blank page has its
+    run's fingerprint too, although its text does not depend on the OCR options. A run that redoes
+    certain pages reuses every other good page of the current run, whatever its options were.
     """
     fit = Page.fingerprint == fingerprint
     if redo_pages:
         redone = literal(list(redo_pages), ARRAY(Integer))
-        fit = (fit | (Page.run_id == _answering(document_id))) & (Page.number != all_(redone))
+        fit = (fit | (Page.run_id == _current_run(document_id))) & (Page.number != all_(redone))
     return Page.state.in_(GOOD) & fit
 
 
-def _answering(document_id: str) -> ScalarSelect[str | None]:
+def _current_run(document_id: str) -> ScalarSelect[str | None]:
     return select(Document.current_run_id).where(Document.id == document_id).scalar_subquery()
 
 
 def reuse(run: ClaimedRun) -> int:
-    """Copy the pages that are `reusable` from the document's earlier runs; how many.
+    """Copy the pages that are `reusable` from the document's earlier runs. Return their number.
 
-    Of several, the one that answers now where pages are kept for that, else the newest run's.
-    Raises LeaseLost.
+    Of several copies of a page, the newest run's is taken; if certain pages are redone, the
+    current run's comes first. Raises LeaseLost.
     """
-    answers_now = case((Page.run_id == _answering(run.document_id), 0), else_=1)
-    names = [column.name for column in Page.__table__.columns if column.name not in _OWN]
+    is_current = case((Page.run_id == _current_run(run.document_id), 0), else_=1)
+    names = [column.name for column in Page.__table__.columns if column.name not in _NOT_COPIED]
     candidates = (
         select(*(getattr(Page, name) for name in names))
         .ext(distinct_on(Page.number))
@@ -257,7 +257,7 @@ def reuse(run: ClaimedRun) -> int:
             Run.id != run.id,
             reusable(run.document_id, run.fingerprint, run.redo_pages),
         )
-        .order_by(Page.number, *([answers_now] if run.redo_pages else []), Run.number.desc())
+        .order_by(Page.number, *([is_current] if run.redo_pages else []), Run.number.desc())
         .subquery()
     )
     rows = select(
@@ -274,14 +274,14 @@ def reuse(run: ClaimedRun) -> int:
             .on_conflict_do_nothing()
             .returning(Page.number)
         ).all()
-        # Only a page that is new here is progress; else a crash after this would never count.
+        # No progress if nothing was copied: else a crash after this would never be counted.
         if copied:
             fence(connection, run, **PROGRESS)
         return len(copied)
 
 
 def failed_numbers(connection: Connection, run_id: str) -> list[int]:
-    """Pages of a run that failed, in order."""
+    """Return the numbers of a run's failed pages, in order."""
     query = (
         select(Page.number)
         .where(Page.run_id == run_id, Page.state == PageState.FAILED)

@@ -1,4 +1,4 @@
-"""Runs: made, handed to ocr, finished, failed, cancelled. Used by intake and workers."""
+"""Life of a run: added, handed to OCR, finished, failed, cancelled."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from sqlalchemy import Connection, Select, func, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import IntegrityError
 
-from rag_service.database.engine import begin, single
+from rag_service.database.engine import autocommit, begin
 from rag_service.database.models import Document, Page, Run, new_id
 from rag_service.database.storable_text import clean_tree
 from rag_service.errors import AlreadyActive, LeaseLost, NotFound, PagesFailed, RagServiceError
+from rag_service.jobs.claim_conditions import claimable
 from rag_service.jobs.endings import UNCLAIMED, WORKED, end_run
-from rag_service.jobs.leases import ClaimedRun, claimable, fence
+from rag_service.jobs.leases import ClaimedRun, fence
 from rag_service.jobs.run_pages import PROGRESS, PlannedRow, add_plan, failed_numbers
 from rag_service.states import TERMINAL, LayoutMode, PageState, RunState, Stage
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a document is to be read. Two runs with equal options may share pages."""
+    """How a document is read. Two runs with equal options may share pages."""
 
     parser: str
     model: str
@@ -35,14 +36,14 @@ class RunOptions:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the options; equal digests mean equal pages."""
+        """Digest of the options; equal digests mean equal pages."""
         canonical = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
-class WakeUpTarget:
-    """A run that may be claimed, named on a doorbell for the monitor's sake."""
+class ClaimableRun:
+    """A run that may be claimed; a wake-up message names it so that Flower can show it."""
 
     run_id: str
     filename: str
@@ -57,11 +58,10 @@ def add_run(
     reuse_pages: bool = True,
     redo_pages: Sequence[int] = (),
 ) -> str:
-    """Insert a queued run of a document that has no active one.
+    """Insert a queued run of a document that has no active one. Return its id.
 
-    It takes good pages over as `pages.reusable` says, or none where `reuse_pages` is false.
-
-    Raises AlreadyActive, and NotFound where the document was deleted meanwhile: roll back then.
+    It reuses pages as `run_pages.reusable` says, or none if `reuse_pages` is false. Raises
+    AlreadyActive, and NotFound if the document was deleted meanwhile: roll back then.
     """
     run_id = new_id()
     number = select(func.coalesce(func.max(Run.number), 0) + 1).where(
@@ -78,7 +78,7 @@ def add_run(
         **asdict(options),
     )
     try:
-        # The unique indexes are the judges of two at once.
+        # The unique indexes decide between two concurrent calls.
         added = connection.scalar(row.on_conflict_do_nothing().returning(Run.id))
     except IntegrityError as error:
         raise NotFound() from error
@@ -89,7 +89,7 @@ def add_run(
 
 
 def _require_undeleted(connection: Connection, document_id: str) -> None:
-    """Hold the document's row, so that a delete comes before this run or cancels it."""
+    """Lock the document's row, so that a delete comes before this run or cancels it."""
     undeleted = (
         select(Document.id)
         .where(Document.id == document_id, Document.deleted_at.is_(None))
@@ -99,12 +99,13 @@ def _require_undeleted(connection: Connection, document_id: str) -> None:
         raise NotFound()
 
 
-def note_preflight(
+def store_preflight(
     run: ClaimedRun, page_count: int, warnings: Sequence[dict[str, Any]]
 ) -> dict[int, PageState]:
-    """Keep the document's page count and what preflight remarked.
+    """Store the page count and the warnings of preflight.
 
-    Returns the pages that have a plan already, by an earlier claim or by reuse. Raises LeaseLost.
+    Return the states of the pages that are already planned, by an earlier claim or by reuse, by
+    page number. Raises LeaseLost.
     """
     planned = select(Page.number, Page.state).where(Page.run_id == run.id)
     with begin() as connection:
@@ -115,20 +116,17 @@ def note_preflight(
 
 
 def add_warnings(run: ClaimedRun, warnings: Sequence[dict[str, Any]]) -> None:
-    """Remark more on the run; what it says already is not said twice. Raises LeaseLost."""
+    """Add warnings to the run, each once. Raises LeaseLost."""
     with begin() as connection:
         fence(connection, run, epoch=Run.epoch)
-        known = connection.scalar(select(Run.warnings).where(Run.id == run.id)) or []
-        new = [warning for warning in clean_tree(warnings) if warning not in known]
+        stored = connection.scalar(select(Run.warnings).where(Run.id == run.id)) or []
+        new = [warning for warning in clean_tree(warnings) if warning not in stored]
         if new:
-            fence(connection, run, warnings=known + new)
+            fence(connection, run, warnings=stored + new)
 
 
 def hand_to_ocr(run: ClaimedRun, rows: Sequence[PlannedRow] = ()) -> None:
-    """Pages remain for OCR: store the last planned ones and let the run go to the next stage.
-
-    Raises LeaseLost.
-    """
+    """Store the last planned pages and release the run to the OCR stage. Raises LeaseLost."""
     with begin() as connection:
         fence(
             connection,
@@ -143,9 +141,9 @@ def hand_to_ocr(run: ClaimedRun, rows: Sequence[PlannedRow] = ()) -> None:
 
 
 def finish(run: ClaimedRun, rows: Sequence[PlannedRow] = ()) -> RunState:
-    """Store the last planned pages, then end the run by what its pages say.
+    """Store the last planned pages and end the run: failed if a page failed, else processed.
 
-    Raises LeaseLost, also where a cancel came first.
+    Raises LeaseLost, also if the run was cancelled.
     """
     with begin() as connection:
         fence(connection, run, state=RunState.FINISHING, **(PROGRESS if rows else {}))
@@ -159,7 +157,7 @@ def finish(run: ClaimedRun, rows: Sequence[PlannedRow] = ()) -> RunState:
 
 
 def pages_failed(connection: Connection, run_id: str, numbers: Sequence[int]) -> RagServiceError:
-    """The error of a run with failed pages: which ones and why, in a sentence."""
+    """Return the error of a run with failed pages: their numbers and causes."""
     query = (
         select(Page.error_code, func.count(), func.min(Page.error_message))
         .where(Page.run_id == run_id, Page.state == PageState.FAILED)
@@ -182,24 +180,24 @@ def fail(run: ClaimedRun, error: RagServiceError) -> None:
 
 
 def cancel(connection: Connection, document_id: str, error: RagServiceError) -> bool:
-    """Cancel the document's active run; False where there is none.
+    """Cancel the document's active run. Return False if there is none.
 
-    Its holder learns of it at its next renewal or write.
+    The fork that holds it finds out at its next renewal or write.
     """
     run_id = connection.scalar(active_run(document_id))
     return run_id is not None and end_run(connection, run_id, RunState.CANCELLED, error)
 
 
 def active_run(document_id: str) -> Select[str]:
-    """The query for a document's non-terminal run."""
+    """Return the query for a document's non-terminal run."""
     return select(Run.id).where(Run.document_id == document_id, Run.state.not_in(TERMINAL))
 
 
-def next_claimable(stage: Stage, server: str | None, limit: int) -> list[WakeUpTarget]:
-    """The runs of a stage that may be claimed now, best first."""
-    with single() as connection:
+def next_claimable(stage: Stage, server: str | None, limit: int) -> list[ClaimableRun]:
+    """Return up to `limit` runs of a stage that may be claimed now, in claim order."""
+    with autocommit() as connection:
         found = connection.execute(_next_claimable(stage, server, limit))
-        return [WakeUpTarget(*row) for row in found]
+        return [ClaimableRun(*row) for row in found]
 
 
 @lru_cache
@@ -214,6 +212,6 @@ def _next_claimable(stage: Stage, server: str | None, limit: int) -> Select[str,
 
 
 def backlog(connection: Connection) -> int:
-    """Runs that are not terminal."""
+    """Return the number of runs that are not terminal."""
     count = select(func.count()).select_from(Run).where(Run.state.not_in(TERMINAL))
     return connection.scalar(count) or 0

@@ -10,20 +10,20 @@ from sqlalchemy import ColumnElement, Row, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from rag_service.database.engine import Connection, begin, single
+from rag_service.database.engine import Connection, autocommit, begin
 from rag_service.database.models import OcrServer, Page, RemoteJob, Run, ServerSample
-from rag_service.diagnosis.bottleneck import Judgement, LoadSample, Verdict
-from rag_service.jobs.leases import is_due
+from rag_service.diagnosis.bottleneck import Diagnosis, LoadSample, Verdict
+from rag_service.jobs.claim_conditions import is_due
 from rag_service.states import JobState, PagePlan, PageState, RunState, ServerState
 
 _RATE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """Pages for a server that were not sent yet, also while it is out; those it read a minute.
+class PageQueue:
+    """The pages that wait to be sent to the OCR server, and the pages read a minute.
 
-    `at`: now by the database's clock, which all samples have.
+    `at`: now, by the database's clock, which all samples use.
     """
 
     at: datetime
@@ -32,8 +32,11 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class JobGauges:
-    """Means over an endpoint's ended jobs, None where none brought any; `pages` in live jobs."""
+class EndpointGauges:
+    """Means of the gauges in an endpoint's ended jobs, None if no job had any.
+
+    `pages`: the number of pages in live jobs.
+    """
 
     running: float | None
     waiting: float | None
@@ -43,31 +46,31 @@ class JobGauges:
 
 @dataclass(frozen=True, slots=True)
 class Starvation:
-    """An alarm: pages wait while the server could take more; since when, and why."""
+    """The alarm that pages wait although the server could take more: its start and cause."""
 
     since: datetime
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedSample:
-    """A stored sample with what it meant at its time."""
+class DiagnosedSample:
+    """A stored sample with the diagnosis made at its time."""
 
     sample: LoadSample
-    judgement: Judgement
+    diagnosis: Diagnosis
 
 
-def demand() -> Demand:
-    """What waits for the server now, and what it has read in the last minute."""
+def page_queue() -> PageQueue:
+    """Return the pages that wait now, and the rate of the last minute."""
     with begin() as connection:
         now = connection.scalars(select(func.clock_timestamp())).one()
-        return Demand(now, _pages_waiting(connection), _pages_per_minute(connection))
+        return PageQueue(now, _pages_waiting(connection), _pages_per_minute(connection))
 
 
 def _pages_waiting(connection: Connection) -> int:
-    """Pages in nobody's hand, of runs that wait for their turn or for the server's return."""
-    in_hand = (Page.hand_epoch == Run.epoch) & (Run.state == RunState.OCR)
-    waits = (
+    """Count pages that no fork has sent, of runs that wait for a fork or for the server."""
+    in_progress = (Page.hand_epoch == Run.epoch) & (Run.state == RunState.OCR)
+    query = (
         select(func.count())
         .select_from(Page)
         .join(Run, Run.id == Page.run_id)
@@ -78,10 +81,10 @@ def _pages_waiting(connection: Connection) -> int:
             Page.plan == PagePlan.OCR,
             Page.remote_job_id.is_(None),
             or_(Page.retry_at.is_(None), Page.retry_at <= func.now()),
-            in_hand.is_not(True),
+            in_progress.is_not(True),
         )
     )
-    return connection.scalar(waits) or 0
+    return connection.scalar(query) or 0
 
 
 def _pages_per_minute(connection: Connection) -> float:
@@ -100,46 +103,46 @@ def _pages_per_minute(connection: Connection) -> float:
     return (connection.scalar(read) or 0) * 60 / _RATE_SECONDS
 
 
-def job_gauges(base_url: str, endpoint_id: str, seconds: float) -> JobGauges:
-    """What jobs that ended in the last seconds said of the servers inside the endpoint."""
-    theirs = (RemoteJob.base_url == base_url) & (RemoteJob.endpoint_id == endpoint_id)
+def endpoint_gauges(base_url: str, endpoint_id: str, seconds: float) -> EndpointGauges:
+    """Return the gauges in the jobs of the endpoint that ended in the last `seconds`."""
+    of_endpoint = (RemoteJob.base_url == base_url) & (RemoteJob.endpoint_id == endpoint_id)
     means = select(
         func.avg(RemoteJob.gauges["running_mean"].as_float()),
         func.avg(RemoteJob.gauges["waiting_mean"].as_float()),
         func.max(RemoteJob.gauges["slots"].as_integer()),
-    ).where(theirs, RemoteJob.ended_at > _ago(seconds))
+    ).where(of_endpoint, RemoteJob.ended_at > _ago(seconds))
     pages = select(func.coalesce(func.sum(func.cardinality(RemoteJob.pages)), 0)).where(
-        theirs, RemoteJob.state == JobState.LIVE
+        of_endpoint, RemoteJob.state == JobState.LIVE
     )
     with begin() as connection:
         running, waiting, slots = connection.execute(means).one()
-        return JobGauges(running, waiting, slots, connection.scalars(pages).one())
+        return EndpointGauges(running, waiting, slots, connection.scalars(pages).one())
 
 
-def add_sample(sample: LoadSample, judgement: Judgement) -> None:
-    """Store a sample with what it means; the same moment twice is stored once."""
+def add_sample(sample: LoadSample, diagnosis: Diagnosis) -> None:
+    """Store a sample with its diagnosis; a second sample of the same moment is ignored."""
     values = asdict(sample)
-    values |= {"in_flight_limit": values.pop("limit"), "sentence": judgement.sentence}
-    values["verdict"] = judgement.verdict
-    with single() as connection:
+    values |= {"in_flight_limit": values.pop("limit"), "sentence": diagnosis.sentence}
+    values["verdict"] = diagnosis.verdict
+    with autocommit() as connection:
         connection.execute(upsert(ServerSample).values(values).on_conflict_do_nothing())
 
 
-def samples(url: str, seconds: float) -> list[JudgedSample]:
-    """The server's samples of the last seconds, oldest first."""
+def samples(url: str, seconds: float) -> list[DiagnosedSample]:
+    """Return the server's samples of the last `seconds`, oldest first."""
     query = (
         select(ServerSample)
         .where(ServerSample.url == url, ServerSample.at > _ago(seconds))
         .order_by(ServerSample.at)
     )
     with begin() as connection:
-        return _judged(connection.execute(query).all())
+        return _diagnosed(connection.execute(query).all())
 
 
-def latest(seconds: float, url: str | None = None) -> list[JudgedSample]:
-    """The newest sample of each server, no older than so many seconds.
+def latest(seconds: float, url: str | None = None) -> list[DiagnosedSample]:
+    """Return the newest sample of each server, no older than `seconds`.
 
-    Those of `url`, where there are any: what was said of a server used before says nothing of now.
+    If `url` has one, return it alone: samples of a server used before say nothing of now.
     """
     query = (
         select(ServerSample)
@@ -148,19 +151,19 @@ def latest(seconds: float, url: str | None = None) -> list[JudgedSample]:
         .ext(distinct_on(ServerSample.url))
     )
     with begin() as connection:
-        newest = _judged(connection.execute(query).all())
-    return [judged for judged in newest if judged.sample.url == url] or newest
+        newest = _diagnosed(connection.execute(query).all())
+    return [one for one in newest if one.sample.url == url] or newest
 
 
 def most_running(url: str) -> float | None:
-    """The most requests that ran while others waited: slots of a server that names none."""
+    """Return the most requests that ran while others waited: the slots if none are reported."""
     full = (ServerSample.url == url) & (ServerSample.waiting > 0)
     with begin() as connection:
         return connection.scalar(select(func.max(ServerSample.running)).where(full))
 
 
 def raise_starved(url: str, alarm: Starvation) -> bool:
-    """Raise the alarm for the server; False where it is raised already, which keeps its time."""
+    """Raise the alarm for the server. Return False if it was raised; it keeps its start."""
     change = {"starved_since": alarm.since, "starved_why": alarm.why}
     with begin() as connection:
         connection.execute(
@@ -180,7 +183,7 @@ def raise_starved(url: str, alarm: Starvation) -> bool:
 
 
 def end_starved(url: str) -> Starvation | None:
-    """Take the alarm back; the one that was raised, or None."""
+    """End the alarm. Return the alarm that was raised, or None."""
     with begin() as connection:
         alarm = _starvation(connection, url)
         if alarm is not None:
@@ -190,7 +193,7 @@ def end_starved(url: str) -> Starvation | None:
 
 
 def starvation(url: str) -> Starvation | None:
-    """The alarm that is raised for the server."""
+    """Return the alarm that is raised for the server, or None."""
     with begin() as connection:
         return _starvation(connection, url)
 
@@ -214,9 +217,9 @@ def _ago(seconds: float) -> ColumnElement[object]:
     return func.clock_timestamp() - timedelta(seconds=seconds)
 
 
-def _judged(rows: Sequence[Row[ServerSample]]) -> list[JudgedSample]:
+def _diagnosed(rows: Sequence[Row[ServerSample]]) -> list[DiagnosedSample]:
     return [
-        JudgedSample(
+        DiagnosedSample(
             LoadSample(
                 url=row.url,
                 at=row.at,
@@ -230,7 +233,7 @@ def _judged(rows: Sequence[Row[ServerSample]]) -> list[JudgedSample]:
                 pages_per_minute=row.pages_per_minute,
                 pages_waiting=row.pages_waiting,
             ),
-            Judgement(Verdict(row.verdict), row.sentence),
+            Diagnosis(Verdict(row.verdict), row.sentence),
         )
         for row in rows
     ]

@@ -1,7 +1,7 @@
-"""What all workers together know of an OCR server: up, out, on trial. Used by workers, maintenance.
+"""The state of an OCR server that all workers share: up, out, on trial.
 
-An outage parks runs without blame. When a probe passes, one run tries the server with one page;
-its first answered page opens the door for all others.
+An outage parks runs, uncounted. When a probe passes, one run tries the server with one page; when
+a page is answered, all runs may be claimed again.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from rag_service.database.engine import begin
 from rag_service.database.models import OcrServer, Run
 from rag_service.database.storable_text import clean
 from rag_service.errors import RagServiceError
+from rag_service.jobs.claim_conditions import is_due
 from rag_service.jobs.endings import end_run
-from rag_service.jobs.leases import is_due
 from rag_service.states import RunState, ServerState
 
-# What its outage is called, by its state or by an alarm.
+# Name of the health fault for an outage, found by state or by an alarm.
 FAULT = "ocr_server"
-# Probes of a server that is out come more often than this.
+# Probes of a server that is out are more frequent than this.
 _USUAL_GAP = timedelta(minutes=5)
 _OUT = (ServerState.DOWN, ServerState.MISCONFIGURED)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """The stored state of one OCR server; `alarms`: what else people should know of it, by name."""
+    """The stored state of one OCR server; `alarms`: further messages about it, by name."""
 
     url: str
     state: ServerState
@@ -42,7 +42,7 @@ class ServerRecord:
 
 
 def get(url: str) -> ServerRecord | None:
-    """The record, or None where nothing was ever sent to this server."""
+    """Return the record, or None if nothing was ever sent to this server."""
     query = select(OcrServer).where(OcrServer.url == url)
     with begin() as connection:
         row = connection.execute(query).one_or_none()
@@ -59,9 +59,9 @@ def get(url: str) -> ServerRecord | None:
 
 
 def mark_out(url: str, message: str, *, misconfigured: bool) -> bool:
-    """Note an outage; it lasts since the first such note after the last answered page.
+    """Store an outage; it began with the first such call after the last answered page.
 
-    False where it was out in this way before.
+    Return False if the server was already in this state.
     """
     state = ServerState.MISCONFIGURED if misconfigured else ServerState.DOWN
     message = clean(message)
@@ -69,28 +69,28 @@ def mark_out(url: str, message: str, *, misconfigured: bool) -> bool:
     change = {
         "state": state,
         "message": message,
-        "down_since": func.coalesce(OcrServer.down_since + _silence(), now),
+        "down_since": func.coalesce(OcrServer.down_since + _unwatched_time(), now),
         "trial_run_id": None,
         "probed_at": now,
     }
     insert = upsert(OcrServer).values(
         url=url, state=state, message=message, down_since=now, probed_at=now
     )
-    known = select(OcrServer.state).where(OcrServer.url == url).with_for_update()
+    stored = select(OcrServer.state).where(OcrServer.url == url).with_for_update()
     with begin() as connection:
-        before = connection.scalar(known)
+        before = connection.scalar(stored)
         connection.execute(insert.on_conflict_do_update(index_elements=["url"], set_=change))
     return before != state
 
 
-def _silence() -> ColumnElement[timedelta]:
-    """How long nobody looked: our own absence must not count as the server's outage."""
+def _unwatched_time() -> ColumnElement[timedelta]:
+    """Return the time without any probe, which must not count as the server's outage."""
     gap = func.clock_timestamp() - func.coalesce(OcrServer.probed_at, func.clock_timestamp())
     return func.greatest(gap - _USUAL_GAP, timedelta(0))
 
 
 def mark_answered(url: str) -> None:
-    """A page was answered: the server is up."""
+    """Store that the server answered a page: it is up."""
     change = {
         "state": ServerState.UP,
         "message": "",
@@ -107,7 +107,7 @@ def mark_answered(url: str) -> None:
 
 
 def set_alarms(url: str, alarms: Mapping[str, str]) -> None:
-    """Note what people should know of a server beside its state, by name, or that it is nothing."""
+    """Replace the server's alarms: messages by name; none removes all."""
     lines = [f"{name}: {' '.join(clean(message).split())}" for name, message in alarms.items()]
     alarm = "\n".join(lines) or None
     with begin() as connection:
@@ -124,11 +124,11 @@ def _alarms(stored: str | None) -> dict[str, str]:
 
 
 def begin_trial(url: str) -> str | None:
-    """The probe passed: let one waiting run try one page. Returns its id, or None.
+    """Let one waiting run try the server with one page, after a probe passed.
 
-    The run that was claimed least often goes first, so that none whose own page brings the
-    server down keeps the others waiting. Where no run waits the server counts as up; where all
-    wait for a page's later try it stays out. A server that is not out is left as it is.
+    Return its id, or None. The run that was claimed least often goes first, so that a run whose
+    page crashes the server does not block the others. If no run waits, the server counts as up;
+    if all wait for a page's later try, it stays out. A server that is not out is not changed.
     """
     best = (
         select(Run.id, is_due())
@@ -149,8 +149,8 @@ def begin_trial(url: str) -> str | None:
     return run_id if begun.rowcount else None
 
 
-def pass_trial(url: str, run_id: str) -> None:
-    """The run that was to try the server has nothing to send: let another one try."""
+def end_trial(url: str, run_id: str) -> None:
+    """End the trial of a run that has nothing to send, so that another run may try."""
     with begin() as connection:
         connection.execute(
             update(OcrServer)
@@ -164,7 +164,7 @@ def pass_trial(url: str, run_id: str) -> None:
 
 
 def end_stale_trial(url: str) -> None:
-    """A trial whose run ended, or waits for a page's later try, is over: probe again."""
+    """End a trial if its run has ended or waits for a page's later try: probe again."""
     trying = select(Run.id).where(
         Run.state.in_([RunState.OCR, RunState.FINISHING])
         | ((Run.state == RunState.READY) & is_due())
@@ -182,7 +182,7 @@ def end_stale_trial(url: str) -> None:
 
 
 def fail_long_parked(url: str, limit_seconds: float, error: RagServiceError) -> int:
-    """Fail the runs that waited for the server longer than the outage limit; how many."""
+    """Fail the runs that waited for the server longer than the limit. Return their number."""
     moment = func.clock_timestamp() - timedelta(seconds=limit_seconds)
     parked = (
         select(Run.id)
@@ -193,7 +193,7 @@ def fail_long_parked(url: str, limit_seconds: float, error: RagServiceError) -> 
             OcrServer.down_since < moment,
             Run.ready_at < moment,
         )
-        # A run that is claimed at this moment tries the server: leave it alone.
+        # A locked run is being claimed to try the server.
         .with_for_update(of=Run, skip_locked=True)
     )
     with begin() as connection:

@@ -1,7 +1,7 @@
-"""The doorbell: how runs are announced to workers. Used by intake, workers and maintenance.
+"""Wake-up messages: Celery messages that make a worker look for a run to claim.
 
-Losing every message loses nothing and a spare one does nothing, because a worker claims the
-best run from the database whatever the message names. So ringing never raises.
+A lost message loses nothing and a spare one does nothing: a worker claims the first run in the
+database's order, whatever the message names. Therefore sending never raises.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ log = logging.getLogger(__name__)
 TASK_NAMES = {Stage.PREPARE: "prepare document", Stage.OCR: "read pages"}
 _CONNECT_SECONDS = 2.0
 _SCHEMES = ("redis://", "rediss://")
-_making = Lock()
+_import_lock = Lock()
 
 
 def broker_url(settings: Settings) -> str:
-    """The broker's URL; ConfigurationError where none is set or it is no Redis URL."""
+    """Return the broker's URL. Raise ConfigurationError if none is set or it is no Redis URL."""
     if settings.redis.url is None:
         raise ConfigurationError(
             "redis.url is not set: set REDIS_URL, or use `rag-service up` or "
-            "`rag-service run`, which start a broker of their own."
+            "`rag-service run`, which start their own broker."
         )
     url = settings.redis.url.get_secret_value()
     if not url.startswith(_SCHEMES):
         scheme, mark, _ = url.partition("://")
         raise ConfigurationError(
-            f"redis.url: {scheme + mark if mark else 'this'} is not redis:// or rediss:// "
-            "(REDIS_URL); Valkey has the same."
+            f"redis.url: {scheme + mark if mark else 'the value'} is not redis:// or rediss:// "
+            "(REDIS_URL); Valkey uses the same schemes."
         )
     return url
 
 
 def make_app(settings: Settings) -> Celery:
-    """A Celery application with what senders and workers must agree on."""
+    """Return a Celery application with the settings that senders and workers share."""
     from celery import Celery
 
     app = Celery("rag_service", broker=broker_url(settings))
@@ -76,16 +76,16 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
 
 @cache
 def _sender() -> Celery:
-    """Senders do not wait for a broker that is away or deaf; consumers have all day."""
-    # Celery's package replaces itself while it is imported: a second thread would see half of it.
-    with _making:
+    """Return the application for sending; it does not wait for an unreachable broker."""
+    # Celery's package replaces itself during its import: a second thread would see half of it.
+    with _import_lock:
         app = make_app(get_settings())
     app.conf.broker_transport_options |= {"max_retries": 0, "socket_timeout": _CONNECT_SECONDS}
     return app
 
 
 def notify(stage: Stage, run_id: str, filename: str) -> bool:
-    """Put a doorbell into the stage's queue; False, and a log line, where the broker is away."""
+    """Send a wake-up message to the stage's queue. Return False if the broker is unreachable."""
     try:
         _sender().send_task(
             TASK_NAMES[stage],
@@ -97,23 +97,25 @@ def notify(stage: Stage, run_id: str, filename: str) -> bool:
             ignore_result=True,
         )
     except _broker_errors() as error:
-        log.warning("The broker is away, the doorbell rings later: %s", error)
+        log.warning(
+            "Cannot reach the broker (%s); maintenance will send the wake-up message later.", error
+        )
         return False
     return True
 
 
 def queue_length(stage: Stage) -> int | None:
-    """Doorbells that nobody has taken yet; None, and a log line, where the broker is away."""
+    """Return the number of undelivered messages, or None if the broker is unreachable."""
     try:
         with _sender().connection_for_write() as connection:
             return int(connection.default_channel.client.llen(stage.value))
     except _broker_errors() as error:
-        log.warning("The broker is away: %s", error)
+        log.warning("Cannot reach the broker: %s", error)
         return None
 
 
 def ping(settings: Settings) -> str | None:
-    """None where the broker answers, else why it does not."""
+    """Return None if the broker answers, else the reason why it does not."""
     import redis
 
     client = redis.Redis.from_url(

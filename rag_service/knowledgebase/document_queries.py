@@ -15,8 +15,8 @@ from sqlalchemy.sql import ColumnElement
 from rag_service.config.loader import get_settings
 from rag_service.database.engine import get_engine
 from rag_service.database.models import Document, Page, RemoteJob, Run, WorkerRow
-from rag_service.jobs.leases import server_is_out
-from rag_service.jobs.live_workers import alive
+from rag_service.jobs.claim_conditions import server_is_out
+from rag_service.jobs.live_workers import is_alive
 from rag_service.knowledgebase.views import (
     CostView,
     DocumentView,
@@ -111,7 +111,7 @@ def _documents(server: str | None) -> Select[Any]:
 
 def _waiting_for(server: str | None) -> ColumnElement[str | None]:
     """Why the newest run waits; null where it has ended or a live worker reads its pages."""
-    worker = select(WorkerRow.id).where(alive(), WorkerRow.stage == _stage()).correlate(_Latest)
+    worker = select(WorkerRow.id).where(is_alive(), WorkerRow.stage == _stage()).correlate(_Latest)
     whens: list[tuple[ColumnElement[bool], Any]] = [
         (_Latest.state == RunState.REMOTE, WaitingFor.REMOTE_JOB.value),
         (_is_forsaken(), WaitingFor.WORKER.value),

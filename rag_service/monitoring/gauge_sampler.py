@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rag_service.config.loader import Settings
-from rag_service.diagnosis.bottleneck import Feed, Judgement, LoadSample, Verdict, diagnose
+from rag_service.diagnosis.bottleneck import Diagnosis, Feed, LoadSample, Verdict, diagnose
 from rag_service.jobs import fork_loads, live_workers, server_samples, server_state
-from rag_service.jobs.server_samples import JudgedSample, Starvation
+from rag_service.jobs.server_samples import DiagnosedSample, Starvation
 from rag_service.monitoring.alarm_webhook import Event, Notifier
 from rag_service.ocr.ocr_client import OcrClient
 from rag_service.states import ServerState, Stage
@@ -61,12 +61,12 @@ class Sampler:
             return
         self._looked_at = now
         sample = self._sample(url)
-        judgement = self._judge(sample)
-        server_samples.add_sample(sample, judgement)
-        if judgement.verdict is Verdict.STARVED:
+        diagnosis = self._judge(sample)
+        server_samples.add_sample(sample, diagnosis)
+        if diagnosis.verdict is Verdict.STARVED:
             self._note_starved(sample)
         else:
-            self._end_alarm(url, judgement)
+            self._end_alarm(url, diagnosis)
         server_samples.remove_older(options.keep)
         fork_loads.remove_stale()
 
@@ -77,7 +77,7 @@ class Sampler:
             look = asyncio.run(self._of_server(url))
             ours = fork_loads.total(url)
             in_flight, limit = round(ours.in_flight, 1), ours.limit
-        demand = server_samples.demand()
+        demand = server_samples.page_queue()
         return LoadSample(
             url=url,
             at=demand.at,
@@ -115,14 +115,16 @@ class Sampler:
 
     def _of_jobs(self) -> tuple[_Look, float, None]:
         runpod = self._settings.runpod
-        jobs = server_samples.job_gauges(runpod.api_base, str(runpod.endpoint_id), _JOB_SECONDS)
+        jobs = server_samples.endpoint_gauges(
+            runpod.api_base, str(runpod.endpoint_id), _JOB_SECONDS
+        )
         slots = jobs.slots or self._settings.occupancy.slots
         return _Look(jobs.running, jobs.waiting, slots), jobs.pages, None
 
-    def _judge(self, sample: LoadSample) -> Judgement:
+    def _judge(self, sample: LoadSample) -> Diagnosis:
         record = server_state.get(sample.url)
         if record is not None and record.state is not ServerState.UP:
-            return Judgement(Verdict.UNKNOWN, f"It is out: {record.message}")
+            return Diagnosis(Verdict.UNKNOWN, f"It is out: {record.message}")
         every = self._settings.occupancy.sample_every
         before = server_samples.samples(sample.url, _SAMPLES * every)[1 - _SAMPLES :]
         feed = Feed(
@@ -142,23 +144,23 @@ class Sampler:
         since = stretch[0].sample.at
         if sample.at - since < timedelta(seconds=options.starved_after):
             return
-        why = stretch[-1].judgement.sentence
+        why = stretch[-1].diagnosis.sentence
         if server_samples.raise_starved(sample.url, Starvation(since, why)):
             log.warning("%s is starved since %s: %s", sample.url, f"{since:%H:%M:%S}", why)
             self._tell("starved", sample.url, why, Starvation(since, why))
 
-    def _end_alarm(self, url: str, judgement: Judgement) -> None:
+    def _end_alarm(self, url: str, diagnosis: Diagnosis) -> None:
         alarm = server_samples.end_starved(url)
         if alarm is not None:
-            log.info("%s is no longer starved: %s", url, judgement.sentence)
-            self._tell("starved_over", url, judgement.sentence, alarm)
+            log.info("%s is no longer starved: %s", url, diagnosis.sentence)
+            self._tell("starved_over", url, diagnosis.sentence, alarm)
 
     def _tell(self, event: str, url: str, sentence: str, alarm: Starvation) -> None:
         self._notifier.tell(Event(event, url, sentence, alarm.since.isoformat()))
 
 
 def _all_short_of_memory() -> bool:
-    loads = live_workers.loads(Stage.OCR)
+    loads = live_workers.of_stage(Stage.OCR)
     return bool(loads) and all(load.low_memory for load in loads)
 
 
@@ -167,11 +169,11 @@ def _learned_slots(url: str) -> int | None:
     return round(most) if most else None
 
 
-def _starved(judged: Sequence[JudgedSample], gap: float) -> Sequence[JudgedSample]:
+def _starved(judged: Sequence[DiagnosedSample], gap: float) -> Sequence[DiagnosedSample]:
     """The newest samples that say `starved` one after the other, with no time unseen."""
     first = len(judged)
     for index in range(len(judged) - 1, -1, -1):
-        if judged[index].judgement.verdict is not Verdict.STARVED:
+        if judged[index].diagnosis.verdict is not Verdict.STARVED:
             break
         if _seconds_to_next(judged, index) > gap:
             break
@@ -179,7 +181,7 @@ def _starved(judged: Sequence[JudgedSample], gap: float) -> Sequence[JudgedSampl
     return judged[first:]
 
 
-def _seconds_to_next(judged: Sequence[JudgedSample], index: int) -> float:
+def _seconds_to_next(judged: Sequence[DiagnosedSample], index: int) -> float:
     if index + 1 == len(judged):
         return 0.0
     return (judged[index + 1].sample.at - judged[index].sample.at).total_seconds()

@@ -19,12 +19,12 @@ from prometheus_client.registry import Collector
 
 from rag_service.config.loader import Settings
 from rag_service.database.engine import DatabaseError
-from rag_service.database.totals import Totals, read_totals
+from rag_service.database.totals import DatabaseTotals, read_totals
 from rag_service.diagnosis.bottleneck import Verdict
 from rag_service.errors import ConfigurationError
 from rag_service.jobs import live_workers, server_samples, wake_ups
-from rag_service.jobs.live_workers import WorkerLoad
-from rag_service.jobs.server_samples import JudgedSample
+from rag_service.jobs.live_workers import LiveWorker
+from rag_service.jobs.server_samples import DiagnosedSample
 from rag_service.knowledgebase.job_queries import JobTotals, job_totals
 from rag_service.layout.address import is_known
 from rag_service.layout.layout_client import get
@@ -82,7 +82,7 @@ class _DatabaseCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         try:
             gauges = read_totals()
-            loads = [load for stage in Stage for load in live_workers.loads(stage)]
+            loads = [load for stage in Stage for load in live_workers.of_stage(stage)]
             jobs = job_totals()
             servers = server_samples.latest(self._fresh, self._server)
         except (DatabaseError, ConfigurationError) as error:
@@ -128,7 +128,7 @@ class _LayoutCollector(Collector):
         yield from text_string_to_metric_families(text)
 
 
-def _of_documents(gauges: Totals) -> Iterator[GaugeMetricFamily]:
+def _of_documents(gauges: DatabaseTotals) -> Iterator[GaugeMetricFamily]:
     runs = _complete(RunState, gauges.runs)
     documents = _complete(RunState, gauges.documents)
     active = _complete(PageState, gauges.active_pages)
@@ -144,7 +144,7 @@ def _of_documents(gauges: Totals) -> Iterator[GaugeMetricFamily]:
     )
 
 
-def _of_workers(loads: list[WorkerLoad]) -> Iterator[GaugeMetricFamily]:
+def _of_workers(loads: list[LiveWorker]) -> Iterator[GaugeMetricFamily]:
     workers = dict.fromkeys(Stage, 0)
     forks = dict.fromkeys(Stage, 0)
     busy = dict.fromkeys(Stage, 0)
@@ -190,7 +190,7 @@ _SERVER_FIGURES = {
 }
 
 
-def _of_servers(servers: Sequence[JudgedSample]) -> Iterator[GaugeMetricFamily]:
+def _of_servers(servers: Sequence[DiagnosedSample]) -> Iterator[GaugeMetricFamily]:
     for field, meaning in _SERVER_FIGURES.items():
         seen = {judged.sample.url: getattr(judged.sample, field) for judged in servers}
         known = {url: value for url, value in seen.items() if value is not None}
@@ -202,7 +202,7 @@ def _of_servers(servers: Sequence[JudgedSample]) -> Iterator[GaugeMetricFamily]:
     )
     for judged in servers:
         for verdict in Verdict:
-            is_so = int(judged.judgement.verdict is verdict)
+            is_so = int(judged.diagnosis.verdict is verdict)
             verdicts.add_metric([judged.sample.url, verdict], is_so)
     yield verdicts
 

@@ -117,7 +117,7 @@ def fleet_faults(settings: Settings) -> list[Fault]:
 
 def _worker_faults() -> Iterator[Fault]:
     for stage in Stage:
-        if not live_workers.loads(stage):
+        if not live_workers.of_stage(stage):
             yield Fault(
                 name=f"{stage}_worker",
                 message=f"No {stage} worker was seen for {live_workers.ALIVE_SECONDS:g} s; its "
@@ -127,7 +127,7 @@ def _worker_faults() -> Iterator[Fault]:
 
 def _maintenance_faults(lease_seconds: float) -> Iterator[Fault]:
     with begin() as connection:
-        seen = live_workers.maintenance_seen(connection)
+        seen = live_workers.maintenance_seen_at(connection)
     if seen is not None and (datetime.now(UTC) - seen).total_seconds() <= lease_seconds:
         return
     yield Fault(

@@ -39,7 +39,7 @@ def test_a_document_that_kills_its_worker_is_given_up_and_costs_no_other(rig: Ri
     assert ended.error is not None
     assert ended.error.code == "worker_crashed"
     assert "lost children: 3" in ended.error.message
-    assert ended.error.message.rstrip(")").endswith("pages in hand: 1, 2, 3")
+    assert ended.error.message.rstrip(")").endswith("pages in progress: 1, 2, 3")
     assert kills == _CRASH_LIMIT
     _require_others_untouched(rig, killer)
 
@@ -57,7 +57,7 @@ def test_good_pages_of_a_document_that_kills_its_worker_are_kept(rig: Rig) -> No
     assert ended.status == "failed"
     assert ended.error is not None
     assert ended.error.code == "worker_crashed"
-    assert ended.error.message.rstrip(")").endswith(f"pages in hand: {deadly}")
+    assert ended.error.message.rstrip(")").endswith(f"pages in progress: {deadly}")
     assert kills == _CRASH_LIMIT
     pages = {page.number: page for page in rig.service.pages(killer.id)}
     for number in set(pages) - {deadly}:

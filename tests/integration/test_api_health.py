@@ -37,7 +37,7 @@ def busy_fleet(settings):
     """Workers and maintenance as they report themselves."""
     live_workers.heartbeat("p", Stage.PREPARE, 2)
     live_workers.heartbeat("o", Stage.OCR, 8)
-    live_workers.hold_maintenance("m", 30)
+    live_workers.claim_maintenance("m", 30)
 
 
 def test_all_is_well(start_api, busy_fleet):

@@ -107,17 +107,17 @@ def test_a_deleted_file_may_come_again_at_once(upload, store):
     deletion.delete(first.id)
     second = upload()
     assert (second.duplicate, second.id != first.id) == (False, True)
-    assert deletion.remove_hidden(store) == 1
+    assert deletion.remove_deleted(store) == 1
     assert stored(store), "the new document's bytes went with the old one"
 
 
 def test_bytes_go_with_their_last_reference(upload, store):
     first, second = upload(), upload(collection="other")
     deletion.delete(first.id)
-    deletion.remove_hidden(store)
+    deletion.remove_deleted(store)
     assert stored(store)
     deletion.delete(second.id)
-    deletion.remove_hidden(store)
+    deletion.remove_deleted(store)
     assert not stored(store)
 
 
@@ -186,7 +186,7 @@ def test_a_decrypted_copy_is_the_documents_own(upload, store, tmp_path):
     assert document_row(accepted.id).source_key == key
     assert not stored(store)
     deletion.delete(accepted.id)
-    deletion.remove_hidden(store)
+    deletion.remove_deleted(store)
     assert not stored(store, key)
 
 
@@ -230,7 +230,7 @@ def test_an_upload_is_never_lost_to_a_delete_of_the_same_file(upload, store):
         old = upload()
         end(RunState.FAILED)
         accepted, *_ = at_once(
-            upload, lambda old=old: deletion.delete(old.id), lambda: deletion.remove_hidden(store)
+            upload, lambda old=old: deletion.delete(old.id), lambda: deletion.remove_deleted(store)
         )
         row = sim.rows("SELECT deleted_at FROM documents WHERE id = :id", id=accepted.id)
         if accepted.id != old.id:
@@ -238,7 +238,7 @@ def test_an_upload_is_never_lost_to_a_delete_of_the_same_file(upload, store):
             assert newest_run(accepted.id).state == RunState.QUEUED
             assert stored(store)
             deletion.delete(accepted.id)
-        while deletion.remove_hidden(store):
+        while deletion.remove_deleted(store):
             pass
         assert not stored(store)
         assert sim.rows("SELECT 1 FROM runs") == []

@@ -66,10 +66,10 @@ def test_removal_takes_rows_and_bytes_of_deleted_documents_only(store):
     kept, gone = sim.add_document(), sim.add_document()
     keys = [put(store, document_id) for document_id in (kept, gone)]
     deletion.delete(gone)
-    assert deletion.remove_hidden(store) == 1
+    assert deletion.remove_deleted(store) == 1
     assert [store.exists(key) for key in keys] == [True, False]
     assert [row.id for row in sim.rows("SELECT id FROM documents")] == [kept]
-    assert deletion.remove_hidden(store) == 0
+    assert deletion.remove_deleted(store) == 0
 
 
 def test_bytes_that_cannot_be_removed_now_are_removed_later(store, monkeypatch):
@@ -82,9 +82,9 @@ def test_bytes_that_cannot_be_removed_now_are_removed_later(store, monkeypatch):
 
     with monkeypatch.context() as outage:
         outage.setattr(store, "delete", away)
-        assert deletion.remove_hidden(store) == 0
+        assert deletion.remove_deleted(store) == 0
     assert store.exists(key)
-    assert deletion.remove_hidden(store) == 1
+    assert deletion.remove_deleted(store) == 1
     assert not store.exists(key)
 
 
@@ -92,20 +92,20 @@ def test_a_decrypted_copy_that_no_row_names_goes_too(store):
     document_id = sim.add_document()
     key = put(store, document_id, working_key(document_id))
     deletion.delete(document_id)
-    deletion.remove_hidden(store)
+    deletion.remove_deleted(store)
     assert not store.exists(key)
 
 
 def test_removal_works_through_many_a_part_at_a_time(store):
     for _ in range(5):
         deletion.delete(sim.add_document())
-    assert [deletion.remove_hidden(store, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+    assert [deletion.remove_deleted(store, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_a_worker_may_be_anywhere_when_its_document_is_removed(store):
     run = sim.ready_run()
     deletion.delete(run.document_id)
-    deletion.remove_hidden(store)
+    deletion.remove_deleted(store)
     with pytest.raises(LeaseLost):
         sim.read(run, 1)
 
@@ -125,11 +125,11 @@ def test_delete_removal_and_finish_at_once_never_deadlock(store):
         outcomes = at_once(
             lambda run=run: ended(run),
             lambda document_id=document_id: deletion.delete(document_id),
-            lambda: deletion.remove_hidden(store),
+            lambda: deletion.remove_deleted(store),
             lambda task=run: leases.release_worker("worker"),
         )
         assert not [one for one in outcomes if isinstance(one, Exception)]
-        deletion.remove_hidden(store)
+        deletion.remove_deleted(store)
         assert sim.rows("SELECT 1 FROM documents") == []
 
 

@@ -59,9 +59,9 @@ def test_the_fork_says_once_that_it_waits_and_once_that_it_goes_on(guard, caplog
 
 def test_nobody_rings_for_forks_that_claim_nothing(database):
     live_workers.heartbeat("short", Stage.OCR, 8, low_memory=True)
-    assert live_workers.wake_ups_wanted(live_workers.loads(Stage.OCR), 5, 5) == 0
+    assert live_workers.wake_ups_wanted(live_workers.of_stage(Stage.OCR), 5, 5) == 0
     live_workers.heartbeat("other", Stage.OCR, 2)
-    assert live_workers.wake_ups_wanted(live_workers.loads(Stage.OCR), 5, 5) == 2
+    assert live_workers.wake_ups_wanted(live_workers.of_stage(Stage.OCR), 5, 5) == 2
 
 
 async def _never(_: object) -> None:

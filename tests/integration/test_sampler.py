@@ -139,7 +139,7 @@ def starve(sampler: Sampler) -> None:
     for _ in range(9):
         look(sampler)
         age(15)
-    assert look(sampler).judgement.verdict is Verdict.STARVED
+    assert look(sampler).diagnosis.verdict is Verdict.STARVED
 
 
 @pytest.mark.parametrize("gauges", [GaugeNames.VLLM, GaugeNames.SGLANG])
@@ -176,7 +176,7 @@ def test_a_server_without_gauges_is_sampled_all_the_same(simulated, sampler):
     sim.ready_run(PageState.PENDING)
     seen = look(sampler(server.url))
     assert (seen.sample.running, seen.sample.slots, seen.sample.in_flight) == (None, None, 3)
-    assert seen.judgement.verdict is Verdict.STARVED
+    assert seen.diagnosis.verdict is Verdict.STARVED
 
 
 def test_maintenance_takes_samples_beside_its_rounds(simulated, settings):
@@ -194,7 +194,7 @@ def test_a_server_that_is_out_is_not_called_starved(simulated, sampler):
     server = simulated()
     sim.ready_run(PageState.PENDING)
     server_state.mark_out(server.url, "refused", misconfigured=False)
-    seen = look(sampler(server.url)).judgement
+    seen = look(sampler(server.url)).diagnosis
     assert seen.verdict is Verdict.UNKNOWN
     assert "refused" in seen.sentence
 
@@ -267,7 +267,7 @@ def test_a_webhook_that_is_away_holds_nothing_up(simulated, sampler):
     server = simulated()
     watch = sampler(server.url, notify={"webhook_url": SecretStr("http://127.0.0.1:1/")})
     starve(watch)
-    assert server_samples.starvation(server.url).since < server_samples.demand().at - timedelta(
+    assert server_samples.starvation(server.url).since < server_samples.page_queue().at - timedelta(
         seconds=100
     )
 
@@ -306,6 +306,6 @@ def test_pages_that_the_memory_guard_holds_back_say_so(simulated, sampler, api, 
     sim.plan(run, PageState.PENDING)
     sim.runs.hand_to_ocr(run)
     assert api.get(document_id)["waiting_for"] == "memory_guard"
-    assert "memory guard" in look(sampler(server.url)).judgement.sentence
+    assert "memory guard" in look(sampler(server.url)).diagnosis.sentence
     live_workers.heartbeat("o", Stage.OCR, 8)
     assert api.get(document_id)["waiting_for"] == "queue"

@@ -106,7 +106,7 @@ def test_a_document_that_kills_its_worker_three_times_costs_no_other_anything(se
         kill(service.programs.fork_at(killer.requests(2)[-1].client_port))
     view = killer.ended()
     assert (view.status, view.error.code, view.pages.ocr) == ("failed", "worker_crashed", 2)
-    assert "pages in hand: 2" in view.error.message
+    assert "pages in progress: 2" in view.error.message
     for other in others:
         assert other.ended().status == "processed"
         assert [len(other.requests(page)) for page in (1, 2)] == [1, 1]
@@ -135,7 +135,7 @@ def test_a_document_that_kills_its_prepare_worker_ends_as_well(service):
         stop.set()
         killer.join()
     assert (view.status, view.error.code) == ("failed", "worker_crashed")
-    assert "no page was in hand" in view.error.message
+    assert "no page in progress" in view.error.message
     assert service.run(slow).epoch == 3
 
 

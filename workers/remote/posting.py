@@ -148,7 +148,7 @@ class RemoteRun:
         """A run that sends nothing cannot try the server for the others."""
         url = self._settings.page_server
         if not self._passed and url is not None:
-            await self._held.call(lambda: server_state.pass_trial(url, self._run.id))
+            await self._held.call(lambda: server_state.end_trial(url, self._run.id))
         self._passed = True
 
     @asynccontextmanager
@@ -259,7 +259,7 @@ class Poster:
 
     async def _send_once(self, payload: Payload, job_id: str) -> None:
         self._held.check()
-        await self._held.call(lambda: leases.require(self._run))
+        await self._held.call(lambda: leases.require_valid(self._run))
         await _to_its_end(self._run_and_keep(payload.body, job_id))
 
     async def _run_and_keep(self, body: bytes, job_id: str) -> None:

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from sqlalchemy import event
 
-from rag_service.database.document_rows import hidden_documents
+from rag_service.database.document_rows import removable_documents
 from rag_service.database.engine import get_engine
 from rag_service.documents import deletion
 from rag_service.errors import EncryptedPdf, OcrUnavailable
@@ -170,7 +170,7 @@ def test_every_document_of_a_listing_shows_its_own_warnings():
         for number in range(1, count + 1):
             outcome = StoredPage(number, PageState.TRUNCATED, "t", {}, [warning])
             run_pages.store(run, outcome)
-        runs.note_preflight(run, count, [{"code": "repaired_pdf", "message": "mended"}])
+        runs.store_preflight(run, count, [{"code": "repaired_pdf", "message": "mended"}])
         runs.finish(run)
     views = {view.id: view for view in document_queries.list_documents(Filter(), 10, None)}
     assert [len(views[one].warnings) for one in documents] == [201, 2, 201]
@@ -328,11 +328,11 @@ def test_a_worker_never_reads_through_whole_tables(many):
 
     def work():
         leases.renew(run, sim.lease())
-        leases.holds(run)
+        leases.is_valid(run)
         run_pages.pending(run)
         planned_numbers(run)
         run_pages.seconds_until_due(run)
-        run_pages.take_in_hand(run, 1)
+        run_pages.mark_in_progress(run, 1)
         sim.read(run, 1)
         leases.release(run)
 
@@ -341,7 +341,7 @@ def test_a_worker_never_reads_through_whole_tables(many):
 
 def test_maintenance_and_lookups_never_read_through_pages_or_documents(many):
     def look():
-        hidden_documents(100)
+        removable_documents(100)
         leases.release_expired(sim.lease())
         show(f"{7:032x}", URL)
         document_queries.list_pages(f"{7:032x}")

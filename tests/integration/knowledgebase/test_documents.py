@@ -23,7 +23,7 @@ def find_by_content(collection="default", sha256=SHA):
 
 def hide(document_id):
     with begin() as connection:
-        return document_rows.hide(connection, document_id)
+        return document_rows.mark_deleted(connection, document_id)
 
 
 def remove(document_id):
@@ -31,9 +31,9 @@ def remove(document_id):
         document_rows.remove(connection, document_id)
 
 
-def others_need(document_id, key="sha256/ab/" + SHA):
+def is_needed_by_others(document_id, key="sha256/ab/" + SHA):
     with begin() as connection:
-        return document_rows.others_need(connection, document_id, SHA, key)
+        return document_rows.is_needed_by_others(connection, document_id, SHA, key)
 
 
 def test_content_is_known_in_its_own_collection_only():
@@ -68,7 +68,7 @@ def test_a_hidden_document_makes_room_for_the_same_file():
     assert find_by_content() is None
     new = sim.add_document(sha256=SHA)
     assert find_by_content().id == new
-    assert [one.id for one in document_rows.hidden_documents(9)] == [old]
+    assert [one.id for one in document_rows.removable_documents(9)] == [old]
 
 
 def test_removing_takes_runs_and_pages_along():
@@ -81,14 +81,14 @@ def test_removing_takes_runs_and_pages_along():
 
 def test_bytes_are_needed_while_another_document_has_them():
     first = sim.add_document(sha256=SHA)
-    assert not others_need(first)
+    assert not is_needed_by_others(first)
     second = sim.add_document(sha256=SHA, collection="other")
-    assert others_need(first)
+    assert is_needed_by_others(first)
     hide(second)
-    assert others_need(first), "a hidden document is still to be removed"
+    assert is_needed_by_others(first), "a hidden document is still to be removed"
     with begin() as connection:
         document_rows.set_source(connection, second, "working/own.pdf")
-    assert not others_need(first)
+    assert not is_needed_by_others(first)
 
 
 def test_a_file_name_is_made_fit_for_the_database():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rag_service.database.engine import begin
 from rag_service.jobs import leases, live_workers
-from rag_service.jobs.live_workers import WorkerLoad, wake_ups_wanted
+from rag_service.jobs.live_workers import LiveWorker, wake_ups_wanted
 from rag_service.states import PageState, Priority, Stage
 from tests import simulation as sim
 from tests.simulation import at_once, claim, try_claim
@@ -17,7 +17,7 @@ def loads(draw):
     forks = draw(st.integers(1, 5))
     busy = draw(st.integers(0, forks))
     bulk = draw(st.integers(0, min(busy, max(1, forks - 1))))
-    return WorkerLoad("w", Stage.OCR, forks, busy, bulk)
+    return LiveWorker("w", Stage.OCR, forks, busy, bulk)
 
 
 @given(st.lists(loads(), max_size=4), st.integers(0, 12), st.integers(0, 12))
@@ -53,7 +53,7 @@ def test_doorbells_are_as_many_as_free_forks_can_claim(workers, interactive, bul
     ],
 )
 def test_the_reserve_is_counted(forks, busy, bulk, interactive, waiting, wanted):
-    load = WorkerLoad("w", Stage.OCR, forks, busy, bulk)
+    load = LiveWorker("w", Stage.OCR, forks, busy, bulk)
     assert wake_ups_wanted([load], interactive, waiting) == wanted
 
 
@@ -62,11 +62,11 @@ def test_doorbells_in_the_number_wanted_lead_to_as_many_claims(settings):
         live_workers.heartbeat("worker", Stage.PREPARE, 4)
         sim.add_document(Priority.INTERACTIVE if number == 4 else Priority.BULK)
     wanted = wake_ups_wanted(
-        live_workers.loads(Stage.PREPARE), *live_workers.claimable_counts(Stage.PREPARE, None)
+        live_workers.of_stage(Stage.PREPARE), *live_workers.claimable_counts(Stage.PREPARE, None)
     )
     claims = [try_claim(forks=4) for _ in range(6)]
     assert wanted == sum(run is not None for run in claims) == 4
-    [load] = live_workers.loads(Stage.PREPARE)
+    [load] = live_workers.of_stage(Stage.PREPARE)
     assert (load.busy, load.bulk, load.free, load.free_for_bulk) == (4, 3, 0, 0)
 
 
@@ -84,20 +84,20 @@ def test_workers_are_alive_while_they_are_seen(settings):
     live_workers.heartbeat("a", Stage.OCR, 2)
     live_workers.heartbeat("b", Stage.OCR, 8)
     live_workers.heartbeat("c", Stage.PREPARE, 2)
-    assert [load.id for load in live_workers.loads(Stage.OCR)] == ["a", "b"]
+    assert [load.id for load in live_workers.of_stage(Stage.OCR)] == ["a", "b"]
     sim.execute("UPDATE workers SET seen_at = now() - interval '31 s' WHERE id = 'a'")
-    assert [load.id for load in live_workers.loads(Stage.OCR)] == ["b"]
+    assert [load.id for load in live_workers.of_stage(Stage.OCR)] == ["b"]
     live_workers.heartbeat("a", Stage.OCR, 3)
-    assert [load.forks for load in live_workers.loads(Stage.OCR)] == [3, 8]
-    live_workers.leave("b")
-    assert [load.id for load in live_workers.loads(Stage.OCR)] == ["a"]
+    assert [load.forks for load in live_workers.of_stage(Stage.OCR)] == [3, 8]
+    live_workers.remove("b")
+    assert [load.id for load in live_workers.of_stage(Stage.OCR)] == ["a"]
 
 
 def test_workers_that_are_long_gone_are_forgotten(settings):
     live_workers.heartbeat("a", Stage.OCR, 2)
     live_workers.heartbeat("b", Stage.OCR, 2)
     sim.execute("UPDATE workers SET seen_at = now() - interval '61 min' WHERE id = 'a'")
-    live_workers.forget_dead()
+    live_workers.remove_stale()
     assert [row.id for row in sim.rows("SELECT id FROM workers")] == ["b"]
 
 
@@ -109,31 +109,31 @@ def test_a_load_counts_what_is_held_and_nothing_else(settings):
     leases.release(claim())
     claim()
     claim(worker="other")
-    [load] = live_workers.loads(Stage.PREPARE)
+    [load] = live_workers.of_stage(Stage.PREPARE)
     assert (load.busy, load.bulk) == (1, 1)
 
 
 def test_maintenance_has_one_holder_at_a_time(settings):
-    first = live_workers.hold_maintenance("a", 30)
+    first = live_workers.claim_maintenance("a", 30)
     assert (first.holder, first.epoch) == ("a", 1)
-    assert live_workers.hold_maintenance("b", 30) is None
-    assert live_workers.hold_maintenance("a", 30) == first
+    assert live_workers.claim_maintenance("b", 30) is None
+    assert live_workers.claim_maintenance("a", 30) == first
     sim.execute("UPDATE maintenance_lease SET expires_at = now() - interval '1 s'")
-    second = live_workers.hold_maintenance("b", 30)
+    second = live_workers.claim_maintenance("b", 30)
     assert second.epoch == 2
-    assert live_workers.hold_maintenance("a", 30) is None
-    live_workers.leave_maintenance(first)
-    assert live_workers.hold_maintenance("a", 30) is None, "a stale holder gave up another's lease"
-    live_workers.leave_maintenance(second)
-    assert live_workers.hold_maintenance("a", 30).epoch == 3
+    assert live_workers.claim_maintenance("a", 30) is None
+    live_workers.release_maintenance(first)
+    assert live_workers.claim_maintenance("a", 30) is None, "a stale holder gave up another's lease"
+    live_workers.release_maintenance(second)
+    assert live_workers.claim_maintenance("a", 30).epoch == 3
     with begin() as connection:
-        assert live_workers.maintenance_seen(connection) is not None
+        assert live_workers.maintenance_seen_at(connection) is not None
 
 
 def test_many_that_ask_for_maintenance_get_one_holder(settings):
     for _ in range(20):
         held = at_once(
-            *[lambda name=name: live_workers.hold_maintenance(name, 30) for name in "abcd"]
+            *[lambda name=name: live_workers.claim_maintenance(name, 30) for name in "abcd"]
         )
         assert sum(tenure is not None for tenure in held) == 1
         sim.execute("DELETE FROM maintenance_lease")

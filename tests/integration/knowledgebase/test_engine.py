@@ -4,14 +4,14 @@ import pytest
 from sqlalchemy import text
 
 from rag_service.database import engine
-from rag_service.database.engine import begin, single
+from rag_service.database.engine import autocommit, begin
 
 pytestmark = pytest.mark.usefixtures("settings")
 
 
-@pytest.mark.parametrize("use", [begin, single])
+@pytest.mark.parametrize("use", [begin, autocommit])
 def test_a_connection_that_died_at_rest_is_replaced_unseen(use, monkeypatch):
-    monkeypatch.setattr(engine, "_REST_SECONDS", 0.0)
+    monkeypatch.setattr(engine, "_UNUSED_SECONDS", 0.0)
     with begin() as other:
         with begin() as rested:
             pid = rested.scalar(text("SELECT pg_backend_pid()"))
@@ -23,7 +23,7 @@ def test_a_connection_that_died_at_rest_is_replaced_unseen(use, monkeypatch):
 
 
 def test_a_statement_by_itself_is_kept_without_a_transaction():
-    with single() as connection:
+    with autocommit() as connection:
         connection.execute(text("CREATE TABLE kept (x int)"))
     with begin() as connection:
         assert connection.scalar(text("SELECT count(*) FROM kept")) == 0

@@ -109,7 +109,7 @@ def test_renewing_extends_the_lease():
     row = run_row(run.id)
     assert 990 < (row.lease_expires_at - row.held_since).total_seconds() < 1010
     assert expire_all() == 0
-    leases.require(run)
+    leases.require_valid(run)
 
 
 def test_a_lease_whose_time_is_over_cannot_be_renewed():
@@ -208,7 +208,7 @@ def test_a_worker_that_stops_gives_back_what_it_holds_and_no_more():
     mine, other = claim(worker="a"), claim(worker="b")
     assert leases.release_worker("a") == 1
     assert run_row(mine.id).state == RunState.QUEUED
-    assert leases.holds(other)
+    assert leases.is_valid(other)
 
 
 def test_a_lost_child_releases_its_own_run_at_once():
@@ -219,7 +219,7 @@ def test_a_lost_child_releases_its_own_run_at_once():
     assert leases.release_crashed("a", "1", lease())
     row = run_row(lost.id)
     assert (row.state, row.crashes, row.lease_worker) == ("queued", 1, None)
-    assert all(leases.holds(run) for run in spared)
+    assert all(leases.is_valid(run) for run in spared)
     assert not leases.release_crashed("a", "1", lease())
 
 
@@ -232,24 +232,24 @@ def test_the_third_crash_in_hand_names_the_pages_and_ends_the_run():
     run = sim.ready_run(PageState.PENDING, PageState.PENDING)
     for number in range(3):
         held = claim(Stage.OCR, task=f"t{number}")
-        run_pages.take_in_hand(held, 3)
-        run_pages.take_in_hand(held, 2)
+        run_pages.mark_in_progress(held, 3)
+        run_pages.mark_in_progress(held, 2)
         row = crash(run, f"t{number}")
         assert row.crashes == number + 1
     assert (row.state, row.error_code, row.error_retryable) == ("failed", "worker_crashed", False)
-    assert "pages in hand: 2, 3" in row.error_message
+    assert "pages in progress: 2, 3" in row.error_message
     assert "lost children: 3" in row.error_message
     assert sim.document_row(run.document_id).current_run_id == run.id
 
 
 def test_a_page_in_an_earlier_claims_hand_is_not_blamed():
     run = sim.ready_run(PageState.PENDING)
-    run_pages.take_in_hand(claim(Stage.OCR, task="t0"), 1)
+    run_pages.mark_in_progress(claim(Stage.OCR, task="t0"), 1)
     crash(run, "t0")
-    run_pages.take_in_hand(claim(Stage.OCR, task="t1"), 1)
+    run_pages.mark_in_progress(claim(Stage.OCR, task="t1"), 1)
     crash(run, "t1")
-    run_pages.take_in_hand(claim(Stage.OCR, task="t2"), 2)
-    assert "pages in hand: 2)" in crash(run, "t2").error_message
+    run_pages.mark_in_progress(claim(Stage.OCR, task="t2"), 2)
+    assert "pages in progress: 2)" in crash(run, "t2").error_message
 
 
 def test_ten_expired_leases_end_the_run():
@@ -260,7 +260,7 @@ def test_ten_expired_leases_end_the_run():
         row = run_row(run.id)
         assert row.expiries == number + 1
     assert (row.state, row.error_code) == ("failed", "worker_crashed")
-    assert "no page was in hand" in row.error_message
+    assert "no page in progress" in row.error_message
 
 
 def test_a_quarantined_run_never_comes_again():
@@ -313,7 +313,7 @@ def test_nothing_expires_soon_after_postgresql_started():
     run = claim()
     sim.outlast(run.id)
     assert leases.release_expired(lease(seconds=10 * 365 * 86400)) == 0
-    assert leases.holds(run)
+    assert leases.is_valid(run)
     assert expire_all() == 1
 
 
@@ -332,7 +332,7 @@ def test_the_time_that_forks_hold_a_run_adds_up():
 
 
 WRITES = {
-    "note_preflight": lambda run: runs.note_preflight(run, 9, []),
+    "store_preflight": lambda run: runs.store_preflight(run, 9, []),
     "store_plan": lambda run: run_pages.store_plan(run, [sim.planned(7, PageState.NATIVE)]),
     "store_plan of nothing": lambda run: run_pages.store_plan(run, []),
     "reuse": run_pages.reuse,
@@ -340,18 +340,18 @@ WRITES = {
     "hand_to_ocr with pages": lambda run: runs.hand_to_ocr(
         run, [sim.planned(7, PageState.PENDING)]
     ),
-    "take_in_hand": lambda run: run_pages.take_in_hand(run, 1),
+    "mark_in_progress": lambda run: run_pages.mark_in_progress(run, 1),
     "store": lambda run: sim.read(run, 1),
     "store for later": lambda run: sim.read(run, 1, retry_in=5),
     "finish": runs.finish,
     "finish with pages": lambda run: runs.finish(run, [sim.planned(7, PageState.NATIVE)]),
     "fail": lambda run: runs.fail(run, Internal()),
-    "require": leases.require,
+    "require": leases.require_valid,
 }
 QUIET_WRITES = {
     "renew": lambda run: leases.renew(run, lease()),
     "release": leases.release,
-    "holds": leases.holds,
+    "holds": leases.is_valid,
 }
 
 

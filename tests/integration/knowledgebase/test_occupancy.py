@@ -4,14 +4,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rag_service.diagnosis.bottleneck import Judgement, LoadSample, Verdict
+from rag_service.diagnosis.bottleneck import Diagnosis, LoadSample, Verdict
 from rag_service.jobs import fork_loads, leases, run_pages, runs, server_samples, server_state
 from rag_service.jobs.server_samples import Starvation
 from rag_service.states import PageState, Stage
 from tests import simulation as sim
 
 URL = "http://127.0.0.1:5002"
-FULL = Judgement(Verdict.SATURATED, "Full.")
+FULL = Diagnosis(Verdict.SATURATED, "Full.")
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -62,7 +62,7 @@ def test_samples_come_back_as_they_were_oldest_first():
     server_samples.add_sample(sample(ago(700)), FULL)
     kept = server_samples.samples(URL, 600)
     assert [judged.sample for judged in kept] == [first, second]
-    assert {judged.judgement for judged in kept} == {FULL}
+    assert {judged.diagnosis for judged in kept} == {FULL}
 
 
 def test_the_latest_sample_of_each_server():
@@ -106,25 +106,25 @@ def test_old_samples_are_dropped():
 
 def test_pages_wait_until_they_are_in_hand():
     sim.ready_run(PageState.PENDING, PageState.PENDING, PageState.NATIVE)
-    assert server_samples.demand().pages_waiting == 3
+    assert server_samples.page_queue().pages_waiting == 3
     run = sim.claim(Stage.OCR)
-    run_pages.take_in_hand(run, 1)
-    assert server_samples.demand().pages_waiting == 2
+    run_pages.mark_in_progress(run, 1)
+    assert server_samples.page_queue().pages_waiting == 2
 
 
 def test_pages_that_a_lost_fork_had_in_hand_wait_again():
     sim.ready_run()
     run = sim.claim(Stage.OCR)
-    run_pages.take_in_hand(run, 1)
-    assert server_samples.demand().pages_waiting == 0
+    run_pages.mark_in_progress(run, 1)
+    assert server_samples.page_queue().pages_waiting == 0
     leases.release(run)
-    assert server_samples.demand().pages_waiting == 1
+    assert server_samples.page_queue().pages_waiting == 1
 
 
 def test_pages_wait_for_the_return_of_a_server_that_is_out():
     sim.ready_run()
     server_state.mark_out(URL, "refused", misconfigured=False)
-    assert server_samples.demand().pages_waiting == 1
+    assert server_samples.page_queue().pages_waiting == 1
 
 
 def test_pages_read_in_the_last_minute_are_counted_also_of_runs_that_ended():
@@ -132,8 +132,8 @@ def test_pages_read_in_the_last_minute_are_counted_also_of_runs_that_ended():
     run = sim.claim(Stage.OCR)
     sim.read(run, 1)
     sim.read(run, 2)
-    assert server_samples.demand().pages_per_minute == 2
+    assert server_samples.page_queue().pages_per_minute == 2
     runs.finish(run)
-    assert server_samples.demand().pages_per_minute == 2
+    assert server_samples.page_queue().pages_per_minute == 2
     sim.execute("UPDATE pages SET stored_at = stored_at - interval '61 seconds'")
-    assert server_samples.demand().pages_per_minute == 0
+    assert server_samples.page_queue().pages_per_minute == 0

@@ -60,7 +60,7 @@ def test_a_done_page_is_stored_once():
 
 def test_what_is_known_of_a_read_page_is_kept():
     run = held_run()
-    run_pages.take_in_hand(run, 1)
+    run_pages.mark_in_progress(run, 1)
     assert page_row(run.id, 1).hand_epoch == run.epoch
     columns = {
         "finish_reason": "stop",
@@ -131,7 +131,7 @@ def test_no_text_from_outside_is_refused_by_the_database(words):
     sim.add_document()
     run = claim()
     remark = {"code": words[0], "message": words[1], words[2]: [words[3], {words[4]: 1}]}
-    runs.note_preflight(run, 2, [remark])
+    runs.store_preflight(run, 2, [remark])
     error = PageTimeout(words[5] or None)
     run_pages.store_plan(
         run,

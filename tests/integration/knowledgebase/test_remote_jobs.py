@@ -437,8 +437,8 @@ def test_a_deleted_document_stays_until_its_last_job_has_ended(settings):
     deletion.delete(run.document_id)
     store = DocumentStore(get_settings())
     for job in jobs:
-        assert document_rows.hidden_documents(10) == []
-        assert deletion.remove_hidden(store) == 0
+        assert document_rows.removable_documents(10) == []
+        assert deletion.remove_deleted(store) == 0
         settle(job, outcome=JobOutcome.CANCELLED)
-    assert deletion.remove_hidden(store) == 1
+    assert deletion.remove_deleted(store) == 1
     assert sim.rows("SELECT 1 FROM remote_jobs") == []

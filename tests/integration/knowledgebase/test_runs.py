@@ -31,7 +31,7 @@ def cancel(document_id):
 
 def hide(document_id):
     with begin() as connection:
-        return document_rows.hide(connection, document_id)
+        return document_rows.mark_deleted(connection, document_id)
 
 
 def test_the_fingerprint_tells_any_two_options_apart():
@@ -53,7 +53,7 @@ def test_handing_to_ocr_frees_the_run_for_the_next_stage():
     row = run_row(run.id)
     assert (row.state, row.lease_worker, row.held_since) == ("ready", None, None)
     assert row.ready_at is not None
-    assert not leases.holds(run)
+    assert not leases.is_valid(run)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_cancel_ends_a_run_that_waits_and_one_that_is_held(stage):
         row = newest_run(document_id)
         assert (row.state, row.error_code) == ("cancelled", "cancelled")
         assert row.lease_worker is None
-        assert run is None or not leases.holds(run)
+        assert run is None or not leases.is_valid(run)
         assert document_row(document_id).current_run_id is None
 
 
@@ -285,7 +285,7 @@ def test_the_backlog_counts_what_has_not_ended():
 def test_preflight_remarks_are_kept_fit():
     sim.add_document()
     run = claim()
-    runs.note_preflight(run, 7, [{"code": "repaired_pdf", "message": "a\x00b\ud800"}])
+    runs.store_preflight(run, 7, [{"code": "repaired_pdf", "message": "a\x00b\ud800"}])
     row = run_row(run.id)
     assert row.page_count == 7
     assert row.warnings == [{"code": "repaired_pdf", "message": "a b"}]

@@ -162,13 +162,13 @@ def test_a_run_that_sends_nothing_gives_its_turn_to_others():
     mark_out()
     assert server_state.begin_trial(URL) == first.id
     assert claim_ocr().id == first.id
-    server_state.pass_trial(URL, second.id)
+    server_state.end_trial(URL, second.id)
     assert state() is ServerState.TRIAL
-    server_state.pass_trial(URL, first.id)
+    server_state.end_trial(URL, first.id)
     assert state() is ServerState.DOWN
     assert server_state.begin_trial(URL) == second.id
     server_state.mark_answered(URL)
-    server_state.pass_trial(URL, second.id)
+    server_state.end_trial(URL, second.id)
     assert state() is ServerState.UP
 
 

@@ -125,9 +125,9 @@ class Knowledgebase(RuleBasedStateMachine):
 
     @precondition(lambda self: self.claims)
     @rule(index=ANY, number=st.integers(1, 4))
-    def take_in_hand(self, index, number):
+    def mark_in_progress(self, index, number):
         run = self.claim_of(index)
-        self.write(run, lambda: run_pages.take_in_hand(run, number))
+        self.write(run, lambda: run_pages.mark_in_progress(run, number))
 
     @precondition(lambda self: self.claims)
     @rule(index=ANY, number=st.integers(1, 4), state=READ, later=st.booleans())
@@ -173,7 +173,7 @@ class Knowledgebase(RuleBasedStateMachine):
         if self.stands(run):
             sim.outlast(run.id)
             assert leases.release_expired(self.lease) >= 1
-            assert not leases.holds(run)
+            assert not leases.is_valid(run)
 
     @rule(worker=st.sampled_from(list(WORKERS)))
     def stop_worker(self, worker):
@@ -201,7 +201,7 @@ class Knowledgebase(RuleBasedStateMachine):
     def delete(self, index, hidden_only):
         document_id = self.documents.pop(index % len(self.documents))
         with begin() as connection:
-            assert document_rows.hide(connection, document_id)
+            assert document_rows.mark_deleted(connection, document_id)
         if not hidden_only:
             with begin() as connection:
                 document_rows.remove(connection, document_id)
