@@ -26,7 +26,8 @@ from benchmarks.peers import sample_pages, sdk
 from benchmarks.peers.sample_pages import Block
 from benchmarks.peers.scripted import Answer, Asked, ScriptedServer
 from benchmarks.stack import RESULTS
-from rag_service.config.loader import Settings, get_settings
+from rag_service.config.loader import get_settings
+from rag_service.config.options import Settings
 from rag_service.errors import LayoutUnavailable, RagServiceError
 from rag_service.layout.page_layout import LayoutBox, PageLayout
 from rag_service.parsers.contract import PageResult, PageTask, ParseJob

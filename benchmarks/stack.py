@@ -19,7 +19,8 @@ import psutil
 
 from rag_service.cli.process_commands import await_postgres
 from rag_service.cli.start_plan import StartPlan, embedded_ocr_environment
-from rag_service.config.loader import Settings, get_settings
+from rag_service.config.loader import get_settings
+from rag_service.config.options import Settings
 from rag_service.database import schema
 from rag_service.documents.incoming_file import IncomingFile
 from rag_service.documents.intake import IntakeOptions, accept, check_options

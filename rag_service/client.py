@@ -14,7 +14,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from rag_service.config.hosts import is_loopback
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import (
     BacklogFull,
     ConfigurationError,

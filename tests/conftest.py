@@ -17,7 +17,8 @@ import uvicorn
 from sqlalchemy import NullPool, create_engine, make_url, text
 
 from rag_service.api.app import create_app
-from rag_service.config.loader import Settings, get_settings, load_settings
+from rag_service.config.loader import get_settings, load_settings
+from rag_service.config.options import Settings
 from rag_service.database import engine
 from rag_service.database.models import Base
 from rag_service.database.schema import migrate

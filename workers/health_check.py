@@ -12,7 +12,8 @@ import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
 
-from rag_service.config.loader import Settings, get_settings
+from rag_service.config.loader import get_settings
+from rag_service.config.options import Settings
 from rag_service.database.engine import begin
 from rag_service.jobs import live_workers
 from rag_service.states import Stage

@@ -95,7 +95,10 @@ class MainProcess:
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = now
-        elif now - max(self._waiting_since, self._last_doorbell) > get_settings().worker.deaf_after:
+        elif (
+            now - max(self._waiting_since, self._last_doorbell)
+            > get_settings().worker.idle_restart_after
+        ):
             self._restart()
 
     def _restart(self) -> None:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.database.engine import DatabaseError, error_summary
 from rag_service.documents import deletion
 from rag_service.documents.storage import DocumentStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.runtime.memory import available_mib, has_room
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ class MemoryGuard:
     def is_open(self, settings: Settings) -> bool:
         """Whether a run may be claimed now."""
         before, self._open = self._open, has_room(settings)
-        least = settings.memory_guard.least_available_mib
+        least = settings.memory_guard.min_available_mib
         if before and not self._open:
             log.warning(
                 "Nothing is claimed: %s MiB of memory are available, memory_guard wants %d.",

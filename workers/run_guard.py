@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TypeVar, cast
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.database.engine import DatabaseError, error_summary, is_outage
 from rag_service.errors import DocumentTimeout, Draining, LeaseLost, RagServiceError
 from rag_service.jobs import leases

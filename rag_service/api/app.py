@@ -28,7 +28,7 @@ from rag_service.api import (
     webhooks,
 )
 from rag_service.api.resources import Services
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.documents.incoming_file import remove_stale
 from rag_service.runtime.http_server import HttpServer
 from rag_service.runtime.log_format import configure_logging

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.documents.storage import DocumentStore
 from rag_service.errors import NotFound
 from rag_service.knowledgebase.document_queries import StoredSource

@@ -19,7 +19,7 @@ from rag_service.api.document_routes import DocumentId, Word
 from rag_service.api.problems import documented
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.documents.decryption import unlock_stored
 from rag_service.documents.reprocess import Change, check_change, reprocess
 from rag_service.errors import AlreadyActive, InvalidOptions

@@ -10,7 +10,7 @@ import anyio
 from fastapi import Depends, Request
 
 from rag_service.api.page_images import PageImageRenderer
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.database.engine import most_connections
 from rag_service.documents.storage import DocumentStore
 from rag_service.monitoring.metrics import Telemetry

@@ -15,7 +15,7 @@ from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.documents.incoming_file import IncomingFile
 from rag_service.errors import InvalidOptions, TooLarge
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rag_service.errors import ConfigurationError, InvalidOptions, StorageUnavailable
 
 if TYPE_CHECKING:
-    from rag_service.config.loader import Settings
+    from rag_service.config.options import Settings
 
 
 def check_parser(settings: Settings) -> None:

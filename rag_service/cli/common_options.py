@@ -13,7 +13,7 @@ from rag_service.cli.output import NoteHandler
 from rag_service.states import OcrMode
 
 if TYPE_CHECKING:
-    from rag_service.config.loader import Settings
+    from rag_service.config.options import Settings
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 Collection = Annotated[str | None, typer.Option(help="The collection of the documents.")]

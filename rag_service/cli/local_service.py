@@ -15,7 +15,7 @@ from rag_service.errors import ServiceUnreachable
 from rag_service.states import Stage
 
 if TYPE_CHECKING:
-    from rag_service.config.loader import Settings
+    from rag_service.config.options import Settings
     from rag_service.embedded import Program
 
 _LAUNCH_POLL = 0.01

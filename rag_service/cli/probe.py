@@ -22,8 +22,7 @@ from rag_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from rag_service.config.loader import Settings
-    from rag_service.config.options import OcrOptions
+    from rag_service.config.options import OcrOptions, Settings
     from rag_service.ocr.ocr_client import OcrClient, Probe
     from rag_service.ocr.probe.findings import Bounds, Ending, Step
     from rag_service.ocr.probe.measurement import ProbeQuestion
@@ -88,7 +87,7 @@ def _server(settings: Settings, url: str, model: str | None) -> OcrOptions:
     """The settings of requests, for this server. Raises ConfigurationError."""
     from pydantic import ValidationError
 
-    from rag_service.config.loader import in_words
+    from rag_service.config.loader import message_of
 
     known = dict(settings.ocr)
     changed = {"base_url": url, "model": model or settings.ocr.model}
@@ -96,7 +95,7 @@ def _server(settings: Settings, url: str, model: str | None) -> OcrOptions:
         return type(settings.ocr).model_validate(known | changed)
     except ValidationError as error:
         without_password = url.rpartition("@")[2]
-        raise ConfigurationError(f"{without_password}: {in_words(error.errors()[0])}") from None
+        raise ConfigurationError(f"{without_password}: {message_of(error.errors()[0])}") from None
 
 
 def _keep_quiet(_step: Step) -> None:

@@ -15,7 +15,7 @@ from rag_service.cli.output import note
 from rag_service.errors import ConfigurationError, ServiceUnreachable
 
 if TYPE_CHECKING:
-    from rag_service.config.loader import Settings
+    from rag_service.config.options import Settings
 
 _MIGRATE_WAIT = 60.0
 _MIGRATE_POLL = 0.5

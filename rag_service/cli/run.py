@@ -31,7 +31,7 @@ from rag_service.errors import (
 from rag_service.states import OcrMode, WaitingFor
 
 if TYPE_CHECKING:
-    from rag_service.config.loader import Settings
+    from rag_service.config.options import Settings
     from rag_service.documents.incoming_file import IncomingFile
     from rag_service.documents.intake import IntakeOptions
     from rag_service.knowledgebase.views import DocumentView, PageView

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from rag_service.config.loader import Option
+    from rag_service.config.option_list import Option
 
 _HEAD = "| Setting | Environment | Default | Meaning |\n|---|---|---|---|"
 
@@ -24,16 +24,21 @@ def print_settings() -> None:
 
 def settings_table() -> str:
     """The table itself, a row an option."""
-    from rag_service.config.loader import options
+    from rag_service.config.loader import packaged_defaults, value_at
+    from rag_service.config.option_list import options
 
-    return "\n".join([_HEAD, *(_row(option) for option in options())])
+    defaults = packaged_defaults()
+    rows = (_row(option, value_at(defaults, option.path)) for option in options())
+    return "\n".join([_HEAD, *rows])
 
 
-def _row(option: Option) -> str:
+def _row(option: Option, default: Any) -> str:
     meaning = option.description.replace("|", "\\|")
     if option.secret:
-        meaning += f" Secret; `{option.env}_FILE` may name a file that holds it."
-    return f"| `{option.key}` | `{option.env}` | {_default(option.default)} | {meaning} |"
+        meaning += f" Secret: `{option.env}_FILE` may name a file that contains it."
+    if option.old_key:
+        meaning += f" Formerly `{option.old_key}`."
+    return f"| `{option.key}` | `{option.env}` | {_default(default)} | {meaning} |"
 
 
 def _default(value: Any) -> str:

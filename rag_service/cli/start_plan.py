@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rag_service.states import Stage
 
 if TYPE_CHECKING:
-    from rag_service.config.loader import Settings
+    from rag_service.config.options import Settings
     from rag_service.embedded import Program
 
 OCR_SERVER, MAINTENANCE, API, FLOWER = "cpu-ocr-server", "maintenance", "api", "flower"
@@ -91,12 +91,10 @@ class StartPlan:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without the misnamed variables that this process has warned about already."""
-    from rag_service.config.loader import unknown_variables
+    """Return the environment of a child, without names that this process has warned about."""
+    from rag_service.config.loader import current_names
 
-    unknown = unknown_variables(environment)
-    kept = {name: value for name, value in environment.items() if name not in unknown}
-    return kept | {"PYTHONUNBUFFERED": "1"}
+    return current_names(environment) | {"PYTHONUNBUFFERED": "1"}
 
 
 def embedded_ocr_environment(settings: Settings, host: str, port: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ from rag_service.cli.start_plan import PROGRAMS
 
 if TYPE_CHECKING:
     from rag_service.cli.start_plan import StartPlan
-    from rag_service.config.loader import Settings
+    from rag_service.config.options import Settings
 
 _INTERVAL = 1.0
 

@@ -1,4 +1,4 @@
-"""What an address says of who can reach it. Used by settings, the API and its client."""
+"""Which addresses only this machine can reach."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine's own programs reach the host; an IPv6 address may be in []."""
+    """Return whether only programs on this machine reach the host; IPv6 may be in []."""
     if host == "localhost":
         return True
     try:

@@ -1,230 +1,187 @@
-"""Every option once: its type and meaning in sections.py, its default in config.yaml.
+"""Values of the options: packaged config.yaml < the file in RAG_SERVICE_CONFIG < environment.
 
-Used by every process. Packaged config.yaml < the file of RAG_SERVICE_CONFIG < the environment.
-An empty variable counts as unset; a secret may also come from a file named by NAME_FILE.
+An empty variable counts as unset. A secret may also come from a file named by NAME_FILE, and
+never from a config file. The old name of a renamed option still works, with a warning.
 """
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-)
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+from pydantic import ValidationError
 
-from rag_service.config.options import (
-    ApiOptions,
-    CpuOcrOptions,
-    DatabaseOptions,
-    DocumentTimeoutOptions,
-    EmbeddedOptions,
-    FlowerOptions,
-    Folder,
-    HandlerOptions,
-    LayoutOptions,
-    LeaseOptions,
-    LimitsOptions,
-    MaintenanceOptions,
-    MemoryGuardOptions,
-    NotifyOptions,
-    OccupancyOptions,
-    OcrOptions,
-    ParserOptions,
-    PdfOptions,
-    PrepareOptions,
-    RedisOptions,
-    RetryOptions,
-    RunPodOptions,
-    Section,
-    StorageOptions,
-    WorkerOptions,
-)
+from rag_service.config.option_list import PREFIXES, Option, near_names, option_of, options
+from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError
 from rag_service.states import LayoutMode
 
 log = logging.getLogger(__name__)
 
 PACKAGED_CONFIG = Path(__file__).with_name("config.yaml")
-PREFIXES = ("RAG_SERVICE_", "GLMOCR_", "OCR_", "RUNPOD_")
 CONFIG_VARIABLE = "RAG_SERVICE_CONFIG"
-# Read outside this tree: the config file's own name.
-OTHER_VARIABLES = frozenset({CONFIG_VARIABLE})
+# Pydantic's type of error for a key that is not in the tree.
+_UNKNOWN_KEY = "extra_forbidden"
 
-
-class Settings(BaseSettings):
-    """The whole tree. Build it with load_settings() or get_settings()."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)  # type: ignore[assignment]
-
-    data_dir: Folder = Field(description="Folder for documents and the embedded servers' data.")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(description="Log level.")
-    database: DatabaseOptions
-    redis: RedisOptions
-    storage: StorageOptions
-    api: ApiOptions
-    flower: FlowerOptions
-    limits: LimitsOptions
-    parser: ParserOptions
-    pdf: PdfOptions
-    ocr: OcrOptions
-    layout: LayoutOptions
-    runpod: RunPodOptions
-    handler: HandlerOptions
-    cpu_ocr: CpuOcrOptions
-    prepare: PrepareOptions
-    retry: RetryOptions
-    lease: LeaseOptions
-    worker: WorkerOptions
-    document_timeout: DocumentTimeoutOptions
-    maintenance: MaintenanceOptions
-    occupancy: OccupancyOptions
-    notify: NotifyOptions
-    memory_guard: MemoryGuardOptions
-    embedded: EmbeddedOptions
-
-    @property
-    def page_server(self) -> str | None:
-        """Where pages go: the OCR server, or the RunPod endpoint; None where none is set."""
-        if self.ocr.transport == "direct":
-            return self.ocr.base_url
-        if self.runpod.endpoint_id is None:
-            return None
-        return f"{self.runpod.api_base}/{self.runpod.endpoint_id}"
-
-    @property
-    def unset_for_pages(self) -> str | None:
-        """What must be set before pages can travel as ocr.transport says; None where all is."""
-        needed = (
-            {"ocr.base_url is not set (GLMOCR_BASE_URL)": self.ocr.base_url}
-            if self.ocr.transport == "direct"
-            else {
-                "runpod.endpoint_id is not set (RUNPOD_ENDPOINT_ID)": self.runpod.endpoint_id,
-                "runpod.api_key is not set (RUNPOD_API_KEY)": self.runpod.api_key,
-            }
-        )
-        missing = [sentence for sentence, value in needed.items() if value is None]
-        return f"ocr.transport is {self.ocr.transport}: {', '.join(missing)}." if missing else None
-
-    @property
-    def needs_ocr_server(self) -> bool:
-        """Whether `run` and `up` start the CPU server, because no other is named."""
-        return self.ocr.transport == "direct" and self.ocr.base_url is None
-
-    @property
-    def uses_layout(self) -> bool:
-        """Whether our own workers may read pages block by block."""
-        return self.ocr.transport == "direct" and self.ocr.layout is not LayoutMode.PAGE
-
-    @property
-    def needs_layout_server(self) -> bool:
-        """Whether a node that reads pages starts a layout server, because no other is named."""
-        return self.uses_layout and self.layout.url is None
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        *_ignored: PydanticBaseSettingsSource,
-        **_unused: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Later sources lose: environment, then the merged files."""
-        return (_EnvironmentSource(settings_cls), _FileSource(settings_cls))
-
-
-class _FileSource(PydanticBaseSettingsSource):
-    """The packaged file with the user's own merged over it, key by key."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        return field.default, field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        return _merge(_read_yaml(PACKAGED_CONFIG), _own_file())
-
-
-class _EnvironmentSource(PydanticBaseSettingsSource):
-    """Each leaf's variable, or the file that NAME_FILE points to for a secret."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        return field.default, field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        tree: dict[str, Any] = {}
-        for option in options():
-            value = _from_environment(option)
-            if value is not None:
-                _put(tree, option.path, value)
-        return tree
-
-
-class Option(BaseModel):
-    """One leaf of the tree, for the environment and the README's table."""
-
-    path: tuple[str, ...]
-    env: str
-    secret: bool
-    is_list: bool
-    default: Any
-    description: str
-
-    @property
-    def key(self) -> str:
-        return ".".join(self.path)
+Tree = dict[str, Any]
 
 
 @cache
-def options() -> tuple[Option, ...]:
-    """Every leaf setting in the file's order."""
-    return tuple(_walk(Settings, (), _read_yaml(PACKAGED_CONFIG)))
+def get_settings() -> Settings:
+    """Return the settings of this process, read once. Raises ConfigurationError."""
+    return load_settings()
 
 
-def _walk(model: type[BaseModel], path: tuple[str, ...], defaults: Any) -> Iterator[Option]:
-    for name, field in model.model_fields.items():
-        here = (*path, name)
-        default = (defaults or {}).get(name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _walk(field.annotation, here, default)
-            continue
-        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        env = str(extra.get("env") or "RAG_SERVICE_" + "_".join(here).upper())
-        secret = SecretStr in get_args(field.annotation)
-        yield Option(
-            path=here, env=env, secret=secret, is_list=isinstance(default, list),
-            default=default, description=field.description or "",
-        )  # fmt: skip
+def load_settings() -> Settings:
+    """Read the files and the environment.
+
+    Raises ConfigurationError, which names every bad key and its variable.
+    """
+    own = _own_file()
+    _refuse_secrets(own)
+    tree = _merge(_merge(packaged_defaults(), own), _environment_tree())
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigurationError(_explain(error)) from error
+
+
+def packaged_defaults() -> Tree:
+    """Return the default of every option, as a tree."""
+    return _read_yaml(PACKAGED_CONFIG)
+
+
+def value_at(tree: Any, path: tuple[str, ...]) -> Any:
+    """Return the value at this path of a tree, or None."""
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
+def is_chosen(key: str) -> bool:
+    """Return whether the environment or the user's own file sets this option."""
+    option = option_of(key)
+    return _from_environment(option) is not None or value_at(_own_file(), option.path) is not None
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the names with a prefix of rag_service that are not settings."""
+    known = _known_variables()
+    return sorted(n for n in environment if n.startswith(PREFIXES) and n not in known)
+
+
+def warn_of_unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Log each of unknown_variables() with the names that may have been meant."""
+    unknown = unknown_variables(environment)
+    for name in unknown:
+        hint = _did_you_mean(near_names(name, _known_variables()))
+        log.warning("The variable %s is not a setting of rag_service.%s", name, hint)
+    return unknown
+
+
+def current_names(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without unknown variables and with the new names of renamed ones.
+
+    Processes that are started with it do not repeat the warnings of this process.
+    """
+    unknown = unknown_variables(environment)
+    kept = {name: value for name, value in environment.items() if name not in unknown}
+    for option in options():
+        for end in ("", "_FILE") if option.old_env else ():
+            value = kept.pop(f"{option.old_env}{end}", "")
+            if value and not kept.get(option.env + end):
+                kept[option.env + end] = value
+    return kept
+
+
+def warn_of_doubtful_settings(settings: Settings) -> None:
+    """Log settings that are allowed but probably not intended."""
+    if settings.ocr.transport == "runpod" and settings.ocr.base_url is not None:
+        log.warning(
+            "ocr.transport is runpod: pages go to the RunPod endpoint, and ocr.base_url "
+            "(GLMOCR_BASE_URL) is not used."
+        )
+    if settings.ocr.layout == LayoutMode.REGIONS and settings.layout.model == "cdla":
+        log.warning(
+            "ocr.layout is regions and layout.model is cdla. The boxes of cdla are too narrow on "
+            "some pages, and text outside them is lost. Set layout.model to pp_doclayout_v3 "
+            "(RAG_SERVICE_LAYOUT_MODEL), or ocr.layout to auto (RAG_SERVICE_OCR_LAYOUT)."
+        )
+
+
+def message_of(problem: Mapping[str, Any]) -> str:
+    """Return pydantic's message about a value, without its own name for the kind of error."""
+    message: str = problem["msg"]
+    return message.removeprefix("Value error, ")
+
+
+def _known_variables() -> set[str]:
+    return {name for option in options() for name in option.variables} | {CONFIG_VARIABLE}
+
+
+def _environment_tree() -> Tree:
+    tree: Tree = {}
+    for option in options():
+        value = _from_environment(option)
+        if value is not None:
+            _put(tree, option.path, value)
+    return tree
 
 
 def _from_environment(option: Option) -> Any:
-    value: Any = os.environ.get(option.env) or None
-    if value is None and option.secret and (file := os.environ.get(option.env + "_FILE")):
+    for name in filter(None, (option.env, option.old_env)):
+        value = _variable(name, secret=option.secret)
+        if value is None:
+            continue
+        if name != option.env:
+            _warn_of_old_name(name, option.env)
+        return [part.strip() for part in value.split(",")] if option.is_list else value
+    return None
+
+
+def _variable(name: str, *, secret: bool) -> str | None:
+    value = os.environ.get(name) or None
+    if value is None and secret and (file := os.environ.get(f"{name}_FILE")):
         try:
-            value = Path(file).read_text().strip() or None
+            return Path(file).read_text().strip() or None
         except OSError as error:
-            raise ConfigurationError(f"{option.env}_FILE: cannot read {file}: {error}") from error
-    if value is not None and option.is_list:
-        return [part.strip() for part in str(value).split(",")]
+            raise ConfigurationError(f"{name}_FILE: cannot read {file}: {error}") from error
     return value
 
 
-def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = value
+@cache
+def _warn_of_old_name(old: str, new: str) -> None:
+    """Log once per process that a name has changed."""
+    log.warning("%s is now %s; the old name still works", old, new)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _own_file() -> Tree:
+    """Return the user's own file, with the old keys of renamed options replaced."""
+    own = os.environ.get(CONFIG_VARIABLE)
+    tree = _read_yaml(Path(own).expanduser()) if own else {}
+    for option in options():
+        if option.old_path and option.old_key:
+            _rename(tree, option.old_path, option)
+    return tree
+
+
+def _rename(tree: Tree, old: tuple[str, ...], option: Option) -> None:
+    """Move the value of an old key to the new key, unless that is set too."""
+    section = value_at(tree, old[:-1])
+    if not isinstance(section, dict) or old[-1] not in section:
+        return
+    value = section.pop(old[-1])
+    _warn_of_old_name(".".join(old), option.key)
+    if value_at(tree, option.path) is None:
+        _put(tree, option.path, value)
+
+
+def _read_yaml(path: Path) -> Tree:
     try:
         tree = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -234,12 +191,19 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigurationError(f"{path}: the file must hold keys and values.")
+        raise ConfigurationError(f"{path}: the file must contain keys and values.")
     return tree
 
 
-def _merge(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Own values over base ones; a section that is left empty keeps the base's."""
+def _put(tree: Tree, path: tuple[str, ...], value: Any) -> None:
+    for name in path[:-1]:
+        tree[name] = tree.get(name) or {}
+        tree = tree[name]
+    tree[path[-1]] = value
+
+
+def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
+    """Return base with own's values over it. An empty section of own keeps the base's."""
     merged = dict(base)
     for key, value in own.items():
         below = merged.get(key)
@@ -250,80 +214,13 @@ def _merge(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _own_file() -> dict[str, Any]:
-    own = os.environ.get(CONFIG_VARIABLE)
-    return _read_yaml(Path(own).expanduser()) if own else {}
-
-
-def _at(tree: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
-
-
-def _refuse_secrets_in_file() -> None:
-    tree = _own_file()
+def _refuse_secrets(own: Tree) -> None:
     for option in options():
-        if option.secret and _at(tree, option.path) is not None:
+        if option.secret and value_at(own, option.path) is not None:
             raise ConfigurationError(
                 f"{option.key}: a secret does not belong in a config file. "
-                f"Set {option.env}, or {option.env}_FILE to a file that holds it."
+                f"Set {option.env}, or {option.env}_FILE to a file that contains it."
             )
-
-
-def is_chosen(key: str) -> bool:
-    """Whether the environment or the user's own file sets this option."""
-    option = next(option for option in options() if option.key == key)
-    chosen = _from_environment(option)
-    return chosen is not None or _at(_own_file(), option.path) is not None
-
-
-def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Names that begin with one of our prefixes and mean nothing here."""
-    known = _known_variables()
-    return sorted(n for n in environment if n.startswith(PREFIXES) and n not in known)
-
-
-def _known_variables() -> set[str]:
-    known = {option.env for option in options()} | OTHER_VARIABLES
-    return known | {option.env + "_FILE" for option in options() if option.secret}
-
-
-def warn_of_unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Log each of unknown_variables() with the name that may have been meant."""
-    unknown = unknown_variables(environment)
-    for name in unknown:
-        near = difflib.get_close_matches(name, _known_variables(), n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        log.warning("The variable %s is not a setting of rag_service.%s", name, hint)
-    return unknown
-
-
-def warn_of_doubtful_settings(settings: Settings) -> None:
-    """Log what is allowed and hardly meant; once, where pages are about to be read."""
-    if settings.ocr.transport == "runpod" and settings.ocr.base_url is not None:
-        log.warning(
-            "ocr.transport is runpod: pages go to the RunPod endpoint, and ocr.base_url "
-            "(GLMOCR_BASE_URL) is not used."
-        )
-    if settings.ocr.layout == LayoutMode.REGIONS and settings.layout.model == "cdla":
-        log.warning(
-            "ocr.layout is regions and layout.model is cdla, whose boxes are too narrow on some "
-            "pages: what they do not hold is lost. Take pp_doclayout_v3 "
-            "(RAG_SERVICE_LAYOUT_MODEL), or RAG_SERVICE_OCR_LAYOUT=auto."
-        )
-
-
-def load_settings() -> Settings:
-    """Read files and environment afresh.
-
-    Raises ConfigurationError that names every bad key and where it can be set.
-    """
-    _refuse_secrets_in_file()
-    try:
-        return Settings()  # type: ignore[call-arg]
-    except ValidationError as error:
-        raise ConfigurationError(_explain(error)) from error
 
 
 def _explain(error: ValidationError) -> str:
@@ -331,24 +228,26 @@ def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
         parts = [str(part) for part in problem["loc"]]
-        option = next((by_key[k] for k in _prefixes(parts) if k in by_key), None)
-        where = f" (environment: {option.env})" if option else ""
-        lines.append(f"{option.key if option else '.'.join(parts)}: {in_words(problem)}{where}")
+        option = next((by_key[key] for key in _prefixes(parts) if key in by_key), None)
+        if option:
+            lines.append(f"{option.key}: {message_of(problem)} (environment: {option.env})")
+        elif problem["type"] == _UNKNOWN_KEY:
+            lines.append(_explain_unknown_key(".".join(parts)))
+        else:
+            lines.append(f"{'.'.join(parts)}: {message_of(problem)}")
     return "Bad settings: " + "; ".join(dict.fromkeys(lines))
 
 
-def in_words(problem: Mapping[str, Any]) -> str:
-    """What pydantic says of a value, without its own name for the kind of error."""
-    said: str = problem["msg"]
-    return said.removeprefix("Value error, ")
+def _explain_unknown_key(key: str) -> str:
+    sections = {option.path[0] for option in options()}
+    near = near_names(key, [*(option.key for option in options()), *sorted(sections)])
+    return f"{key}: unknown setting.{_did_you_mean(near)}"
+
+
+def _did_you_mean(names: list[str]) -> str:
+    return f" Did you mean {' or '.join(names)}?" if names else ""
 
 
 def _prefixes(parts: list[str]) -> Iterator[str]:
     for end in range(len(parts), 0, -1):
         yield ".".join(parts[:end])
-
-
-@cache
-def get_settings() -> Settings:
-    """The process's settings, read once."""
-    return load_settings()

@@ -1,425 +1,418 @@
-"""The parts of the settings: each option's type and meaning. Put together in settings.py."""
+"""The tree of options: type, validation, description, names and area of each.
+
+Defaults are in config.yaml; loader.py reads the values.
+"""
 
 from __future__ import annotations
 
-import os
-import re
-from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    field_validator,
-    model_validator,
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from rag_service.config.option_types import (
+    Count,
+    CountOrAuto,
+    EndpointId,
+    Folder,
+    Forks,
+    Labels,
+    Port,
+    PrivateUrl,
+    Seconds,
+    SecretPrivateUrl,
+    ServerUrl,
+    SocketPath,
+    Url,
+    require_rising,
 )
-
-from rag_service.config.hosts import is_loopback
-from rag_service.states import LAYOUT_LABELS, LayoutMode
+from rag_service.states import LayoutMode
 
 
-def _expand(value: Any) -> Any:
-    return Path(value).expanduser() if isinstance(value, str) else value
+def common(description: str, *, env: str | None = None, was: str | None = None) -> Any:
+    """Return the field of an option that people set.
+
+    `env` replaces the variable's derived name; `was` is the option's former key.
+    """
+    return _field(description, env, was, expert=False)
 
 
-Folder = Annotated[Path, BeforeValidator(_expand)]
-Seconds = Annotated[float, Field(gt=0)]
-Port = Annotated[int, Field(ge=1, le=65535)]
-Count = Annotated[int, Field(ge=1)]
-# More is a slip of the keyboard: no server batches so many, no machine has so many forks.
-_MOST_AT_ONCE = 1024
-Forks = Annotated[int, Field(ge=1, le=_MOST_AT_ONCE)]
-# sun_path holds 104 bytes on macOS and 108 on Linux, the final NUL included.
-LONGEST_SOCKET_PATH = 103
+def expert(description: str, *, env: str | None = None, was: str | None = None) -> Any:
+    """Return the field of an option that hardly anyone needs to set; see common()."""
+    return _field(description, env, was, expert=True)
 
 
-def _known_as(name: str) -> dict[str, Any]:
-    return {"env": name}
-
-
-def _count_or_auto(value: Any) -> Any:
-    """One sentence in place of one for each type that it may have."""
-    text = str(value).strip()
-    if text == "auto" or (text.isdecimal() and 1 <= int(text) <= _MOST_AT_ONCE):
-        return value
-    raise ValueError(f"must be a whole number from 1 to {_MOST_AT_ONCE}, or auto")
-
-
-def _address(url: str) -> str:
-    """One spelling for one address: without a slash at its end."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("must begin with http:// or https:// and name a host")
-    if parts.port == 0:
-        raise ValueError("port 0 is none")
-    return url.rstrip("/")
-
-
-def _server(url: str) -> str:
-    """One spelling for one server, since what is known of it is kept, and shown, under its URL."""
-    if "@" in urlsplit(url).netloc:
-        raise ValueError("must carry no user and password; a bearer token goes to GLMOCR_API_KEY")
-    return _address(url).removesuffix("/v1")
-
-
-def _public(url: str) -> str:
-    """Tokens travel to it: in the clear they stay on this machine."""
-    parts = urlsplit(_address(url))
-    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
-        raise ValueError("must begin with https:// (http:// is for loopback alone)")
-    return url.rstrip("/")
-
-
-def _endpoint(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        raise ValueError("must be the endpoint's id alone, letters and digits, no URL or path")
-    return name
-
-
-def _socket(path: Path) -> Path:
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise ValueError(f"a socket's path has at most {LONGEST_SOCKET_PATH} bytes")
-    return path
-
-
-def _label(name: str) -> str:
-    if name not in LAYOUT_LABELS:
-        raise ValueError(f"{name!r} is no label; there are: {', '.join(LAYOUT_LABELS)}")
-    return name
-
-
-Labels = list[Annotated[str, AfterValidator(_label)]]
-
-
-def _require_rising(prefix: str, **values: float) -> None:
-    """ValueError, naming the keys, where one of the values is not below the next."""
-    for (low, small), (high, large) in pairwise(values.items()):
-        if small >= large:
-            raise ValueError(
-                f"{prefix}.{low} ({small:g}) must be below {prefix}.{high} ({large:g})"
-            )
+def _field(description: str, env: str | None, was: str | None, *, expert: bool) -> Any:
+    return Field(
+        description=description, json_schema_extra={"env": env, "was": was, "expert": expert}
+    )
 
 
 class Section(BaseModel):
-    """A part of the tree; unknown keys stop the start-up."""
+    """A part of the tree. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    # The heading in docs/settings.md; neighbouring sections may share one.
+    area: ClassVar[str]
 
 
 class DatabaseOptions(Section):
-    url: SecretStr | None = Field(
-        description="PostgreSQL URL; unset: `run` and `up` start their own.",
-        json_schema_extra=_known_as("DATABASE_URL"),
+    """The connection to PostgreSQL."""
+
+    area = "Database, broker and storage"
+
+    url: SecretStr | None = common(
+        "PostgreSQL URL. If unset, `run` and `up` start their own PostgreSQL.", env="DATABASE_URL"
     )
-    pool_size: Count = Field(description="Connections a process keeps.")
-    connect_timeout: Seconds = Field(description="Seconds to wait for a connection.")
+    pool_size: Count = expert("Connections that each process keeps open.")
+    connect_timeout: Seconds = expert("Seconds to wait for a connection.")
 
 
 class RedisOptions(Section):
-    url: SecretStr | None = Field(
-        description="Redis or Valkey URL; unset: `run` and `up` start their own.",
-        json_schema_extra=_known_as("REDIS_URL"),
+    """The connection to the broker."""
+
+    area = DatabaseOptions.area
+
+    url: SecretStr | None = common(
+        "Redis or Valkey URL. If unset, `run` and `up` start their own Valkey.", env="REDIS_URL"
     )
-    visibility_timeout: Seconds = Field(
-        description="Seconds after which an unacknowledged doorbell is delivered again."
+    visibility_timeout: Seconds = expert(
+        "Seconds after which an unacknowledged wake-up message is delivered again."
     )
 
 
 class StorageOptions(Section):
-    url: str | None = Field(
-        description="Where document bytes live: s3://bucket/prefix or file:///folder; "
-        "unset: a folder in data_dir."
+    """The store of document bytes."""
+
+    area = DatabaseOptions.area
+
+    url: str | None = common(
+        "Store of document bytes: s3://bucket/prefix or file:///folder. If unset, a folder in "
+        "data_dir."
     )
 
 
 class ApiOptions(Section):
-    url: str = Field(
-        description="Where the commands find the service.",
-        json_schema_extra=_known_as("RAG_SERVICE_URL"),
-    )
-    host: str = Field(description="Address to listen on; beyond loopback only with a key.")
-    port: Port = Field(description="Port to listen on.")
-    key: SecretStr | None = Field(
-        description="The key that every request must carry as a bearer token.",
-        json_schema_extra=_known_as("RAG_SERVICE_API_KEY"),
-    )
+    """The HTTP API and its clients."""
 
-    public_url: Annotated[str, AfterValidator(_public)] | None = Field(
-        description="Where RunPod reaches the API for its webhook, https://…; unset: none is "
-        "asked for."
+    area = "API and Flower"
+
+    url: str = common("URL at which the commands find the API.", env="RAG_SERVICE_URL")
+    host: str = common("Address that the API listens on; beyond loopback only with a key.")
+    port: Port = common("Port that the API listens on.")
+    key: SecretStr | None = common(
+        "Bearer token that every API request must have.", env="RAG_SERVICE_API_KEY"
+    )
+    public_url: PrivateUrl | None = common(
+        "URL at which RunPod reaches the API for its webhook, https://…. If unset, no webhook is "
+        "requested."
     )
 
 
 class FlowerOptions(Section):
-    host: str = Field(description="Address of Flower; beyond loopback only with credentials.")
-    port: Port = Field(description="Port of Flower.")
-    basic_auth: SecretStr | None = Field(description="user:password for Flower.")
+    """Flower, the monitor of Celery."""
+
+    area = ApiOptions.area
+
+    host: str = common("Address that Flower listens on; beyond loopback only with basic_auth.")
+    port: Port = common("Port that Flower listens on.")
+    basic_auth: SecretStr | None = common("Credentials for Flower, user:password.")
 
 
 class LimitsOptions(Section):
-    max_bytes: Count = Field(description="Largest file accepted.")
-    max_pages: Count = Field(description="Most pages a document may have.")
-    max_backlog: Count = Field(description="Documents that may wait before new ones get 503.")
+    """What intake accepts."""
+
+    area = "Intake"
+
+    max_bytes: Count = common("Largest accepted file, in bytes.")
+    max_pages: Count = common("Most pages of a document.")
+    max_backlog: Count = common("Waiting documents above which uploads get 503.")
 
 
 class ParserOptions(Section):
-    default: str = Field(description="The parser used when a request names none.")
+    """Which parser reads pages."""
+
+    area = LimitsOptions.area
+
+    default: str = common("Parser to use if a request names none.")
 
 
 class PdfOptions(Section):
-    page_time_limit: Seconds = Field(description="Seconds for one page's render or extraction.")
-    open_time_limit: Seconds = Field(description="Seconds for opening a document.")
-    max_pixels: Count = Field(description="Most pixels of a rendered page; the DPI is lowered.")
-    jpeg_quality: Annotated[int, Field(ge=30, le=100)] = Field(
-        description="JPEG quality of pages and crops sent to the OCR server."
+    """Opening, extracting and rendering in the PDF child process."""
+
+    area = "PDF"
+
+    page_time_limit: Seconds = expert("Seconds to render a page or extract its text.")
+    open_time_limit: Seconds = expert("Seconds to open a document.")
+    max_pixels: Count = expert(
+        "Most pixels of a rendered page. A larger page is rendered at a lower resolution."
     )
-    crop_min_pixels: Count = Field(
-        description="Least pixels of a crop sent to the OCR server; smaller ones are enlarged."
+    jpeg_quality: Annotated[int, Field(ge=30, le=100)] = expert(
+        "JPEG quality, 30 to 100, of pages and crops sent to the OCR server."
     )
-    crop_max_side: Annotated[int, Field(ge=448)] = Field(
-        description="Most pixels of a crop's longer side."
+    crop_min_pixels: Count = expert(
+        "Fewest pixels of a crop sent to the OCR server. A smaller crop is enlarged."
     )
-    raster_cache_mib: Count = Field(
-        description="Memory a render child keeps of drawn pages whose crops are still to come."
+    crop_max_side: Annotated[int, Field(ge=448)] = expert(
+        "Longest side of a crop, in pixels; at least 448."
     )
-    trust_hidden_text: bool = Field(
-        description="Keep invisible text over a scan instead of reading the picture."
+    raster_cache_mib: Count = expert(
+        "MiB of rendered pages that a render child keeps for crops that are still to be cut."
     )
-    child_max_documents: Count = Field(description="Documents before a render child is replaced.")
-    child_max_mib: Count = Field(description="Memory at which a render child is replaced.")
-    downsample_oversized: bool = Field(
-        description="Shrink the pictures of a scan that is too large to send.",
-        json_schema_extra=_known_as("GLMOCR_DOWNSAMPLE_OVERSIZED"),
+    trust_hidden_text: bool = common(
+        "Keep the invisible text over a scan instead of reading the picture."
     )
-    shrink_time_limit: Seconds = Field(description="Seconds for shrinking one document.")
+    child_max_documents: Count = expert("Documents after which a render child is replaced.")
+    child_max_mib: Count = expert("MiB of memory at which a render child is replaced.")
+    downsample_oversized: bool = common(
+        "Shrink the pictures of a scan that is too large for a RunPod job.",
+        env="GLMOCR_DOWNSAMPLE_OVERSIZED",
+    )
+    shrink_time_limit: Seconds = expert("Seconds to shrink a document.")
 
 
 class OcrOptions(Section):
-    base_url: Annotated[str, AfterValidator(_server)] | None = Field(
-        description="OpenAI-compatible OCR server (SGLang, vLLM, …), with or without /v1; "
-        "unset: `run` and `up` start the CPU server.",
-        json_schema_extra=_known_as("GLMOCR_BASE_URL"),
+    """The OCR server and how it is used."""
+
+    area = "OCR"
+
+    base_url: ServerUrl | None = common(
+        "URL of the OCR server with an OpenAI-compatible API (SGLang, vLLM, …), with or without "
+        "/v1. If unset, `run` and `up` start the CPU OCR server.",
+        env="GLMOCR_BASE_URL",
     )
-    api_key: SecretStr | None = Field(
-        description="Bearer token for the OCR server.",
-        json_schema_extra=_known_as("GLMOCR_API_KEY"),
+    api_key: SecretStr | None = common("Bearer token for the OCR server.", env="GLMOCR_API_KEY")
+    model: str = common("Model name sent to the OCR server.", env="GLMOCR_MODEL")
+    worker_concurrency: Forks = common(
+        "Documents in flight: the number of forks of the ocr worker.",
+        env="OCR_WORKER_CONCURRENCY",
     )
-    model: str = Field(
-        description="Model name in requests.", json_schema_extra=_known_as("GLMOCR_MODEL")
+    pages_in_flight: CountOrAuto = common(
+        "Pages in flight for each document: a number, or `auto` to find it.",
+        env="GLMOCR_PIPELINE_MAX_WORKERS",
     )
-    worker_concurrency: Forks = Field(
-        description="Documents in flight: forks of the ocr worker.",
-        json_schema_extra=_known_as("OCR_WORKER_CONCURRENCY"),
+    objective: Literal["throughput", "latency"] = common(
+        "Goal of `auto`: most pages per hour, or short response times at 90 % of that."
     )
-    pages_in_flight: Annotated[Count | Literal["auto"], BeforeValidator(_count_or_auto)] = Field(
-        description="Pages in flight a document: a number or `auto`.",
-        json_schema_extra=_known_as("GLMOCR_PIPELINE_MAX_WORKERS"),
+    server_share: Annotated[float, Field(gt=0, le=1)] = common(
+        "Share, above 0 and up to 1, of the number found by `auto` that is used. Below 1 if a chat "
+        "model shares the server."
     )
-    objective: Literal["throughput", "latency"] = Field(
-        description="What `auto` looks for: most pages an hour, or short answers at nine tenths "
-        "of that."
+    max_in_flight: Count | None = common(
+        "Most requests that all processes together have open on the OCR server. If unset, no limit."
     )
-    server_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        description="The share of what `auto` finds that is used; below 1 where a chat model "
-        "shares the server."
+    max_tokens: Count = common("Most tokens generated for a page.", env="OCR_MAX_TOKENS")
+    dpi: Annotated[int, Field(ge=50, le=600)] = common(
+        "Resolution at which pages are rendered for OCR, 50 to 600 DPI."
     )
-    max_in_flight: Count | None = Field(
-        description="Requests that all processes together may have open on the OCR server; unset: "
-        "no bound."
+    connect_timeout: Seconds = expert("Seconds to connect to the OCR server.")
+    write_timeout: Seconds = expert("Seconds to send a page to the OCR server.")
+    read_timeout: Seconds = expert(
+        "Seconds to wait for a response. Must be longer than the longest generation."
     )
-    max_tokens: Count = Field(
-        description="Ceiling of generated tokens a page.",
-        json_schema_extra=_known_as("OCR_MAX_TOKENS"),
+    pool_timeout: Seconds = expert("Seconds to wait for a free connection.")
+    probe_interval: Seconds = expert("Seconds between probes of an unreachable server.")
+    outage_limit: Seconds = common(
+        "Seconds without any page read by the server after which waiting documents fail."
     )
-    dpi: Annotated[int, Field(ge=50, le=600)] = Field(description="Resolution pages are read at.")
-    connect_timeout: Seconds = Field(description="Seconds to connect to the OCR server.")
-    write_timeout: Seconds = Field(description="Seconds to send a page.")
-    read_timeout: Seconds = Field(
-        description="Seconds to wait for an answer; longer than the longest generation."
+    transport: Literal["direct", "runpod"] = common(
+        "direct: pages go to ocr.base_url; runpod: they go to a serverless endpoint as jobs."
     )
-    pool_timeout: Seconds = Field(description="Seconds to wait for a free connection.")
-    probe_interval: Seconds = Field(description="Seconds between probes of a server in outage.")
-    outage_limit: Seconds = Field(
-        description="Seconds without an answered page until waiting documents fail."
-    )
-    transport: Literal["direct", "runpod"] = Field(
-        description="direct: to ocr.base_url; runpod: jobs of pages to a serverless endpoint."
-    )
-    layout: LayoutMode = Field(
-        description="page: whole pages; regions: block by block; auto: whole pages, and block by "
-        "block where a whole reading is cut, loops or comes back empty."
+    layout: LayoutMode = common(
+        "page: read whole pages; regions: read block by block; auto: read whole pages, and block "
+        "by block if the text is cut off, repeats or is empty."
     )
 
 
 class LayoutOptions(Section):
-    url: Annotated[str, AfterValidator(_server)] | None = Field(
-        description="A layout server elsewhere, http://host:port; unset: the ocr worker starts "
-        "one for its node."
+    """The layout server and its model."""
+
+    area = "Layout"
+
+    url: ServerUrl | None = common(
+        "URL of a layout server, http://host:port. If unset, the ocr worker starts one for its "
+        "machine."
     )
-    socket: Annotated[Folder, AfterValidator(_socket)] | None = Field(
-        description="Socket of the node's layout server, on a disk of the node; unset: in data_dir."
+    socket: SocketPath | None = expert(
+        "Socket of the machine's layout server, on a local disk. If unset, in data_dir."
     )
-    host: str | None = Field(
-        description="Address on which `layout-server` listens, in a container of its own; unset: "
-        "on the socket."
+    host: str | None = expert(
+        "Address that `layout-server` listens on if it runs in its own container. If unset, it "
+        "listens on the socket."
     )
-    port: Port = Field(description="Port of `layout-server` where layout.host is set.")
-    model: Literal["cdla", "pp_doclayout_v3"] = Field(
-        description="cdla: small, 10 kinds of blocks; pp_doclayout_v3: 25 kinds and the reading "
-        "order, needs the extra layout-torch."
+    port: Port = expert("Port of `layout-server` if layout.host is set.")
+    model: Literal["cdla", "pp_doclayout_v3"] = common(
+        "cdla: small, 10 kinds of blocks; pp_doclayout_v3: 25 kinds and the reading order, needs "
+        "the extra `layout-torch`."
     )
-    folder: Folder | None = Field(description="Folder with the weights of pp_doclayout_v3.")
-    repo: Annotated[str, AfterValidator(_server)] = Field(
-        description="Where the RunPod handler downloads missing weights from: a repository of "
-        "Hugging Face or of a mirror."
+    folder: Folder | None = common("Folder with the weights of pp_doclayout_v3.")
+    repo: ServerUrl = expert(
+        "URL of the repository, at Hugging Face or a mirror, from which the RunPod handler "
+        "downloads missing weights."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        description="What pp_doclayout_v3 runs on; auto: cuda where there is one."
+    device: Literal["auto", "cpu", "cuda"] = expert(
+        "Device of pp_doclayout_v3. auto: cuda if available, else cpu."
     )
-    threads: Annotated[int, Field(ge=0)] = Field(description="Threads of the model; 0: one a core.")
-    batch_size: Count = Field(description="Most pictures given to the model at once.")
-    batch_wait: Annotated[float, Field(ge=0)] = Field(
-        description="Seconds to wait for a fuller batch."
+    threads: Annotated[int, Field(ge=0)] = expert("Threads of the model. 0: one per core.")
+    batch_size: Count = expert("Most pictures in a batch of the model.")
+    batch_wait: Annotated[float, Field(ge=0)] = expert("Seconds to wait for a fuller batch.")
+    max_waiting: Count = expert("Waiting requests above which new ones get 429.")
+    max_body_bytes: Count = expert("Largest picture that the layout server accepts, in bytes.")
+    outage_limit: Seconds = expert(
+        "Seconds without a response of the layout server after which a page fails.",
+        was="layout.patience",
     )
-    max_waiting: Count = Field(description="Requests that may wait before new ones get 429.")
-    max_body_bytes: Count = Field(description="Largest picture the layout server accepts.")
-    patience: Seconds = Field(
-        description="Seconds without an answer of the layout server until a page fails."
-    )
-    start_timeout: Seconds = Field(description="Seconds for the layout server to load its model.")
-    table: Labels = Field(description="Blocks read as tables.")
-    formula: Labels = Field(description="Blocks read as formulas.")
-    picture: Labels = Field(description="Blocks kept as pictures.")
-    drop: Labels = Field(description="Blocks left out. All others are read as text.")
+    start_timeout: Seconds = expert("Seconds for the layout server to load its model.")
+    table: Labels = expert("Labels of blocks that are read as tables.")
+    formula: Labels = expert("Labels of blocks that are read as formulas.")
+    picture: Labels = expert("Labels of blocks that are kept as pictures.")
+    drop: Labels = expert("Labels of blocks that are left out. All others are read as text.")
 
     @model_validator(mode="after")
-    def _one_task_a_label(self) -> LayoutOptions:
+    def _check_one_task_per_label(self) -> LayoutOptions:
         named = [*self.table, *self.formula, *self.picture, *self.drop]
         twice = sorted({label for label in named if named.count(label) > 1})
         if twice:
             raise ValueError(
-                f"layout: {', '.join(twice)} may stand in one of table, formula, picture and drop"
+                f"layout: {', '.join(twice)} may be in only one of table, formula, picture, drop"
             )
         return self
 
 
 class RunPodOptions(Section):
-    api_base: Annotated[str, AfterValidator(_address)] = Field(
-        description="Base of RunPod's serverless API.",
-        json_schema_extra=_known_as("RUNPOD_API_BASE"),
+    """The RunPod endpoint and its jobs."""
+
+    area = "RunPod"
+
+    api_base: Url = expert("Base URL of RunPod's serverless API.", env="RUNPOD_API_BASE")
+    endpoint_id: EndpointId | None = common(
+        "Id of the endpoint that runs the handler image.", env="RUNPOD_ENDPOINT_ID"
     )
-    endpoint_id: Annotated[str, AfterValidator(_endpoint)] | None = Field(
-        description="The endpoint that runs our handler.",
-        json_schema_extra=_known_as("RUNPOD_ENDPOINT_ID"),
+    api_key: SecretStr | None = common("RunPod's API key.", env="RUNPOD_API_KEY")
+    connect_timeout: Seconds = expert("Seconds to connect to RunPod.")
+    request_timeout: Seconds = expert("Seconds without data after which a request is given up.")
+    max_body_bytes: Count = expert(
+        "Largest JSON body of a job, in bytes; RunPod accepts 10,000,000."
     )
-    api_key: SecretStr | None = Field(
-        description="RunPod's API key.", json_schema_extra=_known_as("RUNPOD_API_KEY")
+    max_pages_per_job: Count = common("Most pages of a job.")
+    workers: Count = common(
+        "Most workers of the endpoint. A document is split into jobs to use all of them."
     )
-    connect_timeout: Seconds = Field(description="Seconds to connect to RunPod.")
-    request_timeout: Seconds = Field(description="Seconds of silence until a request is given up.")
-    max_body_bytes: Count = Field(description="Largest JSON body of a job; RunPod takes 10 MB.")
-    max_pages_per_job: Count = Field(description="Most pages of a job.")
-    workers: Count = Field(
-        description="The endpoint's most workers: a document is split to use them all."
+    max_live_jobs: Count = common("Live jobs of the endpoint at which no further job is posted.")
+    poll_window: Seconds = expert(
+        "Seconds a fork polls the jobs of a document before it takes another document."
     )
-    max_live_jobs: Count = Field(description="Live jobs of the endpoint before none is posted.")
-    poll_window: Seconds = Field(
-        description="Seconds a fork follows its jobs before it goes to another document."
+    poll_min: Seconds = expert("Shortest time between polls of a job, in seconds.")
+    poll_max: Seconds = expert("Longest time between polls of a job, in seconds.")
+    execution_timeout_base: Seconds = expert(
+        "Seconds of a job's execution timeout, in addition to the part for its pages.",
+        was="runpod.execution_base",
     )
-    poll_min: Seconds = Field(description="Least seconds between polls of a job.")
-    poll_max: Seconds = Field(description="Most seconds between polls of a job.")
-    execution_base: Seconds = Field(description="executionTimeout of a job: this …")
-    execution_per_page: Seconds = Field(description="… and this for each page, in seconds.")
-    ttl: Seconds = Field(description="Seconds from the post until RunPod drops a job.")
-    deadline_margin: Seconds = Field(
-        description="Seconds before a job's ttl at which it is cancelled."
+    execution_timeout_per_page: Seconds = expert(
+        "Seconds of a job's execution timeout for each of its pages.",
+        was="runpod.execution_per_page",
     )
-    visible_after: Seconds = Field(
-        description="Age in seconds under which a job that RunPod does not know may yet appear."
+    ttl: Seconds = expert("Seconds from the post after which RunPod drops a job.")
+    deadline_margin: Seconds = expert("Seconds before the end of its ttl that a job is cancelled.")
+    visible_after: Seconds = expert(
+        "Seconds after the post during which a job that RunPod does not know may still appear."
     )
-    repost_after: Seconds = Field(
-        description="Seconds after a lost answer until the one repost, where the handler has "
-        "a volume."
+    repost_after: Seconds = expert(
+        "Seconds between a lost answer and the one repost, if the handler has a volume."
     )
-    handler_volume: bool = Field(
-        description="Whether the endpoint has a network volume, on which a request's work is "
-        "done once."
+    handler_volume: bool = common(
+        "Whether the endpoint has a network volume, which prevents doing a request's work twice."
     )
-    no_worker_alarm: Seconds = Field(
-        description="Seconds a job may queue with no worker until health is degraded."
+    no_worker_alarm: Seconds = expert(
+        "Seconds that a job may queue without a worker before health is degraded."
     )
-    usd_per_gpu_second: Annotated[float, Field(ge=0)] = Field(
-        description="Price of the endpoint's GPU, for the cost's lower bound."
+    usd_per_gpu_second: Annotated[float, Field(ge=0)] = common(
+        "Price of the endpoint's GPU in US dollars per second, for the lower bound of costs."
     )
 
 
 class HandlerOptions(Section):
-    engine: str = Field(
-        description="What the RunPod handler's image reads pages with.",
-        json_schema_extra=_known_as("GLMOCR_ENGINE"),
+    """The RunPod handler, which runs in the endpoint's image."""
+
+    area = "RunPod handler (set in the endpoint's template)"
+
+    engine: str = common("OCR server in the handler's image.", env="GLMOCR_ENGINE")
+    volume: Folder = common(
+        "Folder for results on the endpoint's network volume. Unused if its parent folder does "
+        "not exist.",
+        env="RUNPOD_HANDLER_VOLUME",
     )
-    volume: Folder = Field(
-        description="Folder on the endpoint's network volume for work done once; unused where "
-        "the folder above it is missing.",
-        json_schema_extra=_known_as("RUNPOD_HANDLER_VOLUME"),
+    skip_gpu_check: bool = expert(
+        "Start without checking for a GPU, for tests.", env="RUNPOD_HANDLER_SKIP_GPU_CHECK"
     )
-    skip_gpu_check: bool = Field(
-        description="Start without looking for a GPU, for tests.",
-        json_schema_extra=_known_as("RUNPOD_HANDLER_SKIP_GPU_CHECK"),
+    start_timeout: Seconds = expert("Seconds for the OCR server to start.")
+    heartbeat: Seconds = expert("Seconds between heartbeats on the volume.")
+    stale_after: Seconds = expert(
+        "Seconds without a heartbeat after which another worker takes over a request's work."
     )
-    start_timeout: Seconds = Field(description="Seconds for the OCR server to come up.")
-    heartbeat: Seconds = Field(description="Seconds between signs of life on the volume.")
-    stale_after: Seconds = Field(
-        description="Seconds without a sign of life until another worker takes a key's work over."
+    progress_every: Seconds = expert("Seconds between progress updates of a job.")
+    max_output_bytes: Count = expert(
+        "Largest response of a job, in bytes; RunPod accepts 10,000,000."
     )
-    progress_every: Seconds = Field(description="Seconds between progress updates of a job.")
-    max_output_bytes: Count = Field(description="Largest answer of a job; RunPod takes 10 MB.")
-    max_document_bytes: Count = Field(description="Largest document of a job, fetched or unzipped.")
-    download_timeout: Seconds = Field(description="Seconds for fetching a document by its URL.")
+    max_document_bytes: Count = expert(
+        "Largest document of a job, downloaded or unzipped, in bytes."
+    )
+    download_timeout: Seconds = expert("Seconds to download a document from its URL.")
 
 
 class CpuOcrOptions(Section):
-    host: str = Field(description="Address of the CPU OCR server.")
-    port: Port = Field(description="Port of the CPU OCR server.")
-    engine: Literal["tiny", "small"] = Field(
-        description="tiny: fast; small: better on receipts, four times slower."
+    """The CPU OCR server."""
+
+    area = "CPU OCR server"
+
+    host: str = expert("Address that the CPU OCR server listens on.")
+    port: Port = expert("Port that the CPU OCR server listens on.")
+    engine: Literal["tiny", "small"] = common(
+        "tiny: fast; small: better on receipts, four times slower."
     )
-    threads: Annotated[int, Field(ge=0)] = Field(description="Engine threads; 0: one a core.")
-    max_pixels: Count = Field(description="Most pixels of a picture the CPU OCR server reads.")
-    max_body_bytes: Count = Field(description="Largest request the CPU OCR server accepts.")
+    threads: Annotated[int, Field(ge=0)] = expert("Threads of the engine. 0: one per core.")
+    max_pixels: Count = expert("Most pixels of a picture that the CPU OCR server reads.")
+    max_body_bytes: Count = expert("Largest request that the CPU OCR server accepts, in bytes.")
 
 
 class PrepareOptions(Section):
-    worker_concurrency: Forks = Field(
-        description="Forks of the prepare worker; one of them is kept for interactive documents."
+    """The prepare worker."""
+
+    area = "Workers, leases and retries"
+
+    worker_concurrency: Forks = common(
+        "Forks of the prepare worker. One of them is reserved for interactive documents."
     )
 
 
 class RetryOptions(Section):
-    waits: list[Annotated[float, Field(ge=0)]] = Field(
-        description="Seconds between the requests of one page."
+    """The retry schedule of page requests."""
+
+    area = PrepareOptions.area
+
+    waits: list[Annotated[float, Field(ge=0)]] = expert("Seconds between the requests of a page.")
+    jitter: Annotated[float, Field(ge=0, lt=1)] = expert(
+        "Random change of each wait, ± this share of it; below 1."
     )
-    jitter: Annotated[float, Field(ge=0, lt=1)] = Field(description="Share of ± on each wait.")
-    later_wait: Seconds = Field(description="Seconds until a page's one later try.")
+    later_wait: Seconds = expert("Seconds until the one later try of a page.")
 
 
 class LeaseOptions(Section):
-    seconds: Seconds = Field(description="How long a worker's claim on a run lasts.")
-    renew_every: Seconds = Field(description="Seconds between renewals.")
-    give_up_after: Seconds = Field(description="Seconds without renewal until the owner stops.")
-    crash_limit: Count = Field(description="Lost children without progress until worker_crashed.")
-    expiry_limit: Count = Field(description="Expired leases without progress until then.")
+    """The lease of a worker on a run."""
+
+    area = PrepareOptions.area
+
+    seconds: Seconds = expert("Seconds that a worker's lease on a run lasts.")
+    renew_every: Seconds = expert("Seconds between renewals of a lease.")
+    give_up_after: Seconds = expert("Seconds without a renewal after which the worker stops.")
+    crash_limit: Count = expert("Lost forks without progress at which a run is `worker_crashed`.")
+    expiry_limit: Count = expert(
+        "Expired leases without progress at which a run is `worker_crashed`."
+    )
 
     @model_validator(mode="after")
-    def _in_order(self) -> LeaseOptions:
-        """An owner must stop before another may claim its run, and have had time to renew."""
-        _require_rising(
+    def _check_order(self) -> LeaseOptions:
+        """An owner must have time to renew, and must stop before another may claim its run."""
+        require_rising(
             "lease",
             renew_every=self.renew_every, give_up_after=self.give_up_after, seconds=self.seconds,
         )  # fmt: skip
@@ -427,73 +420,171 @@ class LeaseOptions(Section):
 
 
 class WorkerOptions(Section):
-    soft_shutdown: Seconds = Field(description="Seconds a stopping worker has to store its pages.")
-    deaf_after: Seconds = Field(
-        description="Seconds without a doorbell, while runs wait for free forks, until a restart."
+    """Both kinds of workers."""
+
+    area = PrepareOptions.area
+
+    soft_shutdown: Seconds = expert("Seconds that a stopping worker has to store its pages.")
+    idle_restart_after: Seconds = expert(
+        "Seconds without a wake-up message, while runs wait for free forks, after which a worker "
+        "restarts itself.",
+        was="worker.deaf_after",
     )
 
 
 class DocumentTimeoutOptions(Section):
-    base: Seconds = Field(description="Seconds of work every document may take.")
-    per_page: Seconds = Field(description="Seconds more for each page.")
+    """The work time of a document, counted only while a fork holds its run."""
+
+    area = PrepareOptions.area
+
+    base: Seconds = expert("Seconds of work allowed for every document.")
+    per_page: Seconds = expert("Additional seconds of work allowed for each page.")
 
 
 class MaintenanceOptions(Section):
-    interval: Seconds = Field(description="Seconds between rounds.")
-    lease: Seconds = Field(description="Seconds the holder's lease lasts.")
+    """The maintenance process."""
+
+    area = PrepareOptions.area
+
+    interval: Seconds = expert("Seconds between rounds of maintenance.")
+    lease: Seconds = expert("Seconds that the lease of the maintenance process lasts.")
 
 
 class OccupancyOptions(Section):
-    sample_every: Seconds = Field(description="Seconds between looks at the OCR server's gauges.")
-    starved_after: Seconds = Field(
-        description="Seconds that a server must be starved until the alarm is raised."
+    """Samples of the OCR server's gauges."""
+
+    area = "Monitoring and memory"
+
+    sample_every: Seconds = expert("Seconds between samples of the OCR server's gauges.")
+    starved_after: Seconds = expert(
+        "Seconds that a server must be starved before the alarm is raised."
     )
-    keep: Seconds = Field(description="Seconds that samples are kept.")
-    slots: Count | None = Field(
-        description="Requests that the OCR server can batch; unset: SGLang says it, and else the "
-        "most that ran while others waited."
+    sample_retention: Seconds = expert("Seconds that samples are kept.", was="occupancy.keep")
+    slots: Count | None = expert(
+        "Requests that the OCR server can batch. If unset, SGLang's own figure, else the most that "
+        "ran while others waited."
     )
 
     @property
     def fresh(self) -> float:
-        """Seconds after which a sample says nothing of now: maintenance has stopped."""
+        """The age in seconds beyond which a sample says nothing about now."""
         return 8 * self.sample_every
 
     @model_validator(mode="after")
-    def _in_order(self) -> OccupancyOptions:
-        """An alarm is judged by samples that must not be gone by then."""
-        _require_rising(
+    def _check_order(self) -> OccupancyOptions:
+        """The samples that an alarm is based on must still exist."""
+        require_rising(
             "occupancy",
-            sample_every=self.sample_every, starved_after=self.starved_after, keep=self.keep,
-        )  # fmt: skip
+            sample_every=self.sample_every,
+            starved_after=self.starved_after,
+            sample_retention=self.sample_retention,
+        )
         return self
 
 
 class NotifyOptions(Section):
-    webhook_url: SecretStr | None = Field(
-        description="Where alarms are posted as JSON: https, or http to loopback."
-    )
+    """Alarms for other systems."""
 
-    @field_validator("webhook_url")
-    @classmethod
-    def _stays_private(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None:
-            _public(url.get_secret_value())
-        return url
+    area = OccupancyOptions.area
+
+    webhook_url: SecretPrivateUrl | None = common(
+        "URL to which alarms are posted as JSON: https, or http to loopback."
+    )
 
 
 class MemoryGuardOptions(Section):
-    enabled: bool = Field(
-        description="Begin no more OCR while this machine is short of memory; for machines whose "
-        "GPU shares it."
+    """The limit on OCR while memory is short."""
+
+    area = OccupancyOptions.area
+
+    enabled: bool = common(
+        "Start no more OCR while this machine is short of memory. For machines whose GPU shares "
+        "the machine's memory."
     )
-    least_available_mib: Count = Field(description="Short of memory is less than so many MiB.")
+    min_available_mib: Count = common(
+        "MiB of available memory below which the machine is short of memory.",
+        was="memory_guard.least_available_mib",
+    )
 
 
 class EmbeddedOptions(Section):
-    worker_concurrency: Forks = Field(
-        description="ocr.worker_concurrency where the OCR server is the embedded one."
+    """Values for the embedded CPU OCR server."""
+
+    area = CpuOcrOptions.area
+
+    worker_concurrency: Forks = expert(
+        "Value of ocr.worker_concurrency with the embedded CPU OCR server."
     )
-    pages_in_flight: Count = Field(
-        description="ocr.pages_in_flight where the OCR server is the embedded one."
+    pages_in_flight: Count = expert(
+        "Value of ocr.pages_in_flight with the embedded CPU OCR server."
     )
+
+
+class Settings(Section):
+    """The whole tree. Build it with loader.load_settings() or get_settings()."""
+
+    area = "General"
+
+    data_dir: Folder = common("Folder for documents and the data of the embedded servers.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = common("Log level.")
+    database: DatabaseOptions
+    redis: RedisOptions
+    storage: StorageOptions
+    api: ApiOptions
+    flower: FlowerOptions
+    limits: LimitsOptions
+    parser: ParserOptions
+    pdf: PdfOptions
+    ocr: OcrOptions
+    layout: LayoutOptions
+    runpod: RunPodOptions
+    handler: HandlerOptions
+    cpu_ocr: CpuOcrOptions
+    prepare: PrepareOptions
+    retry: RetryOptions
+    lease: LeaseOptions
+    worker: WorkerOptions
+    document_timeout: DocumentTimeoutOptions
+    maintenance: MaintenanceOptions
+    occupancy: OccupancyOptions
+    notify: NotifyOptions
+    memory_guard: MemoryGuardOptions
+    embedded: EmbeddedOptions
+
+    @property
+    def page_server(self) -> str | None:
+        """The URL of the OCR server or the RunPod endpoint, or None if it is not set."""
+        if self.ocr.transport == "direct":
+            return self.ocr.base_url
+        if self.runpod.endpoint_id is None:
+            return None
+        return f"{self.runpod.api_base}/{self.runpod.endpoint_id}"
+
+    @property
+    def unset_for_pages(self) -> str | None:
+        """A sentence that names what ocr.transport needs and is not set, or None."""
+        needed = (
+            {"ocr.base_url is not set (GLMOCR_BASE_URL)": self.ocr.base_url}
+            if self.ocr.transport == "direct"
+            else {
+                "runpod.endpoint_id is not set (RUNPOD_ENDPOINT_ID)": self.runpod.endpoint_id,
+                "runpod.api_key is not set (RUNPOD_API_KEY)": self.runpod.api_key,
+            }
+        )
+        missing = [sentence for sentence, value in needed.items() if value is None]
+        return f"ocr.transport is {self.ocr.transport}: {', '.join(missing)}." if missing else None
+
+    @property
+    def needs_ocr_server(self) -> bool:
+        """Whether `run` and `up` start the CPU OCR server because no server is set."""
+        return self.ocr.transport == "direct" and self.ocr.base_url is None
+
+    @property
+    def uses_layout(self) -> bool:
+        """Whether the workers themselves may read pages block by block."""
+        return self.ocr.transport == "direct" and self.ocr.layout is not LayoutMode.PAGE
+
+    @property
+    def needs_layout_server(self) -> bool:
+        """Whether an ocr worker starts a layout server because no server is set."""
+        return self.uses_layout and self.layout.url is None

@@ -17,7 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError as DatabaseError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from rag_service.config.loader import Settings, get_settings
+from rag_service.config.loader import get_settings
+from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError, ServiceUnreachable
 
 # `Connection` and `DatabaseError` are SQLAlchemy's; other packages import them from here.

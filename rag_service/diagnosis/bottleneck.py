@@ -331,7 +331,7 @@ def _cause(seen: _Seen, taken: bool) -> str:
     if seen.feed.low_memory:
         return (
             "this machine has too little memory available, so the memory guard lets nothing new "
-            "begin: free some, or lower memory_guard.least_available_mib"
+            "begin: free some, or lower memory_guard.min_available_mib"
         )
     if seen.limit is None:
         return "no fork sends any: look at the ocr workers"

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.database import document_rows
 from rag_service.database.document_rows import StoredDocument
 from rag_service.database.engine import Connection, begin

@@ -11,7 +11,7 @@ from tempfile import NamedTemporaryFile
 from types import TracebackType
 from typing import BinaryIO
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import EmptyFile, StorageUnavailable, TooLarge, UnsupportedType
 from rag_service.pdf.media_type import HEAD_BYTES, media_type_of
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.database import document_rows
 from rag_service.database.document_rows import NewDocument, StoredDocument
 from rag_service.database.engine import Connection, begin

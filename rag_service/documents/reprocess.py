@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.database.engine import begin
 from rag_service.errors import AlreadyActive, InvalidOptions, NotFound, require_outcome_code
 from rag_service.jobs import runs, wake_ups

@@ -21,7 +21,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, S3Store
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError, SourceMissing, StorageUnavailable
 
 if TYPE_CHECKING:

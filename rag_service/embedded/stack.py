@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.embedded.account import account_for
 from rag_service.embedded.folder import FolderLock, RuntimeFolder, short_parent
 from rag_service.embedded.postgres import DATA_NAME, SOCKET_FOLDER, SOCKET_NAME, Postgres

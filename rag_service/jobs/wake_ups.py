@@ -11,7 +11,8 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from rag_service.config.loader import Settings, get_settings
+from rag_service.config.loader import get_settings
+from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError
 from rag_service.states import Stage
 

@@ -9,8 +9,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rag_service.config.loader import Settings
-from rag_service.config.options import LONGEST_SOCKET_PATH
+from rag_service.config.option_types import LONGEST_SOCKET_PATH
+from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError
 
 _NAME = "layout.sock"

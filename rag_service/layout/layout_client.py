@@ -12,7 +12,7 @@ from types import TracebackType
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import LayoutUnavailable, PageUnrenderable
 from rag_service.layout.address import Address, layout_address
 from rag_service.layout.page_layout import Bbox, LayoutBox, PageLayout
@@ -55,7 +55,7 @@ class LayoutClient:
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigurationError where the socket's place is not ours."""
         self._address = layout_address(settings)
-        self._patience = settings.layout.patience
+        self._patience = settings.layout.outage_limit
         socket = self._address.socket
         self._http = httpx.AsyncClient(
             base_url=self._address.url,
@@ -84,7 +84,7 @@ class LayoutClient:
 
         A request that the server's death cut off is sent again: nothing is stored on the way, so
         asking twice is harmless. Raises LayoutUnavailable where the server gave no sign of life
-        for layout.patience seconds or failed on this picture, and PageUnrenderable where it
+        for layout.outage_limit seconds or failed on this picture, and PageUnrenderable where it
         refuses the picture.
         """
         pause = _FIRST_PAUSE

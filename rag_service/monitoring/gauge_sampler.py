@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.diagnosis.bottleneck import Diagnosis, Feed, LoadSample, Verdict, diagnose
 from rag_service.jobs import fork_loads, live_workers, server_samples, server_state
 from rag_service.jobs.server_samples import DiagnosedSample, Starvation
@@ -67,7 +67,7 @@ class Sampler:
             self._note_starved(sample)
         else:
             self._end_alarm(url, diagnosis)
-        server_samples.remove_older(options.keep)
+        server_samples.remove_older(options.sample_retention)
         fork_loads.remove_stale()
 
     def _sample(self, url: str) -> LoadSample:

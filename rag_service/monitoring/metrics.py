@@ -17,7 +17,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.database.engine import DatabaseError
 from rag_service.database.totals import DatabaseTotals, read_totals
 from rag_service.diagnosis.bottleneck import Verdict

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.database import schema
 from rag_service.database.engine import begin, ping
 from rag_service.documents.storage import DocumentStore

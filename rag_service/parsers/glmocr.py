@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import (
     Draining,
     LayoutUnavailable,

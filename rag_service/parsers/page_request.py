@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import OcrOutage
 from rag_service.ocr.concurrency.limiter import Limiter
 from rag_service.ocr.ocr_client import ConnectionRefused, OcrClient, PageAnswer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import InvalidOptions
 from rag_service.parsers.contract import Parser
 

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import (
     CorruptPdf,
     PageError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s"
 # These say at INFO what we say ourselves, once a request.

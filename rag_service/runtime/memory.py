@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 
 _MEMINFO = Path("/proc/meminfo")
 
@@ -18,7 +18,7 @@ def has_room(settings: Settings) -> bool:
     if not guard.enabled:
         return True
     available = available_mib()
-    return available is None or available >= guard.least_available_mib
+    return available is None or available >= guard.min_available_mib
 
 
 def available_mib() -> int | None:

@@ -18,7 +18,7 @@ import psutil
 import pymupdf
 import pytest
 
-from rag_service.config.loader import PREFIXES
+from rag_service.config.option_list import PREFIXES
 from rag_service.embedded.folder import free_port
 
 PATIENCE = 100.0

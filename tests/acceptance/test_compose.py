@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from tests.net import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rag_service.config.loader import Settings, load_settings
+from rag_service.config.loader import load_settings
+from rag_service.config.options import Settings
 from rag_service.layout.layout_client import LayoutClient, readiness
 from tests.fakes.sheets import paragraphs
 from workers.servers.layout.layout_supervisor import LayoutSupervisor

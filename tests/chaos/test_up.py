@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from rag_service.config.loader import PREFIXES
+from rag_service.config.option_list import PREFIXES
 from tests.fakes.ocr_server import FakeOcrServer, Reply
 from tests.fakes.scans import Mark, new_number, scan
 from tests.net import free_port

@@ -7,7 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from rag_service.client import Client
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.embedded.folder import free_port as unused_port
 from rag_service.errors import (
     ConfigurationError,

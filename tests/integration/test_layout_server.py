@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from rag_service.config.loader import Settings, load_settings
+from rag_service.config.loader import load_settings
+from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError, LayoutUnavailable, PageUnrenderable
 from rag_service.layout.layout_client import LayoutClient, get, readiness
 from rag_service.layout.page_layout import PageLayout
@@ -188,7 +189,7 @@ def test_requests_in_the_server_when_it_is_killed_are_answered_after_its_restart
 
 
 def test_without_a_server_the_client_gives_up_after_its_patience(set_up, sheet) -> None:
-    settings = set_up(PATIENCE="0.3")
+    settings = set_up(OUTAGE_LIMIT="0.3")
     with pytest.raises(LayoutUnavailable, match=r"layout\.sock did not answer for 0\.3 s"):
         asked(settings, lambda client: client.find(sheet))
     state = asked(settings, lambda client: client.ready())

@@ -23,7 +23,7 @@ def guard(environment):
     def turn_on(least: str = TOO_MUCH, *, enabled: bool = True):
         environment(
             RAG_SERVICE_MEMORY_GUARD_ENABLED=str(enabled).lower(),
-            RAG_SERVICE_MEMORY_GUARD_LEAST_AVAILABLE_MIB=least,
+            RAG_SERVICE_MEMORY_GUARD_MIN_AVAILABLE_MIB=least,
         )
         return get_settings()
 

@@ -18,7 +18,8 @@ import pymupdf
 import pytest
 from PIL import Image
 
-from rag_service.config.loader import Settings, load_settings
+from rag_service.config.loader import load_settings
+from rag_service.config.options import Settings
 from rag_service.pdf.session import PdfSession
 from rag_service.runpod.job_body import Envelope
 from rag_service.runpod.job_format import InlineDocument, JobInput

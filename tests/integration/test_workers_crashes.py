@@ -24,7 +24,9 @@ def running(stack, tmp_path_factory):
     """The prepare worker calls itself deaf soon; `ocr` workers are each test's own or shared."""
     with open_service(stack, tmp_path_factory.mktemp("crashes")) as service:
         service.programs.start_maintenance()
-        prepare = service.programs.start_worker("prepare", 2, RAG_SERVICE_WORKER_DEAF_AFTER="3")
+        prepare = service.programs.start_worker(
+            "prepare", 2, RAG_SERVICE_WORKER_IDLE_RESTART_AFTER="3"
+        )
         service.programs.wait_ready(prepare)
         service.prepare = prepare
         yield service

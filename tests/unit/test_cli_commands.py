@@ -12,7 +12,7 @@ from typer.main import get_command
 from rag_service import errors
 from rag_service.cli.main import app, exit_status
 from rag_service.client import error_classes
-from rag_service.config.loader import options
+from rag_service.config.option_list import options
 
 COMMANDS = {
     "run", "up", "ingest", "status", "show", "cancel", "delete", "reprocess", "worker", "serve",

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rag_service.config.loader import load_settings, options
+from rag_service.config.loader import load_settings
+from rag_service.config.option_list import options
 
 COMPOSE = Path(__file__).parents[2] / "docker-compose.customer.yml"
 OURS = ("migrate", "api", "prepare_worker", "ocr_worker", "maintenance", "flower")

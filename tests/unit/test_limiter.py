@@ -350,7 +350,7 @@ def test_half_a_share_of_the_server_is_half_of_what_is_found():
 def test_nothing_is_added_while_the_memory_guard_finds_too_little(monkeypatch, enabled, grows):
     monkeypatch.setattr("rag_service.ocr.concurrency.limiter._limiters", {})
     base = get_settings()
-    guard = base.memory_guard.model_copy(update={"enabled": enabled, "least_available_mib": 10**9})
+    guard = base.memory_guard.model_copy(update={"enabled": enabled, "min_available_mib": 10**9})
     ocr = base.ocr.model_copy(update={"base_url": "http://127.0.0.1:1", "pages_in_flight": "auto"})
     chosen = base.model_copy(update={"ocr": ocr, "memory_guard": guard})
     governor = limiter_for(chosen, start=4.0).governor

@@ -1,4 +1,4 @@
-"""Settings: one tree, one place for defaults, the environment on top, secrets kept quiet."""
+"""Settings: one tree, one place for defaults, the environment wins, secrets are not shown."""
 
 import logging
 import os
@@ -14,26 +14,31 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
+from rag_service.config import loader
 from rag_service.config.loader import (
     PACKAGED_CONFIG,
-    Settings,
+    current_names,
     load_settings,
-    options,
+    packaged_defaults,
+    unknown_variables,
+    value_at,
     warn_of_doubtful_settings,
     warn_of_unknown_variables,
 )
-from rag_service.config.options import Section
+from rag_service.config.option_list import options
+from rag_service.config.options import Section, Settings
 from rag_service.errors import ConfigurationError
 
 SECRETS = [option for option in options() if option.secret]
+RENAMED = [option for option in options() if option.old_key]
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
-    for name in list(os.environ):
-        base = name.removesuffix("_FILE")
-        if name == "RAG_SERVICE_CONFIG" or any(base == option.env for option in options()):
-            monkeypatch.delenv(name)
+    known = {name for option in options() for name in option.variables}
+    for name in {"RAG_SERVICE_CONFIG", *known} & set(os.environ):
+        monkeypatch.delenv(name)
+    loader._warn_of_old_name.cache_clear()
 
 
 @pytest.fixture
@@ -69,17 +74,18 @@ def another(option):
     }  # fmt: skip
     if option.path[-1] in special:
         return special[option.path[-1]]
-    match option.default:
+    default = value_at(packaged_defaults(), option.path)
+    match default:
         case bool():
-            return "false" if option.default else "true"
+            return "false" if default else "true"
         case int() | float():
-            return str(option.default + 1 if option.default != 100 else 99)
+            return str(default + 1)
         case _:
             return "something-else"
 
 
 def secret_of(option, word):
-    """A secret with this word in it, of the kind that the option takes."""
+    """A valid value of a secret option that contains this word."""
     return f"https://hooks.example.com/{word}" if option.path[-1] == "webhook_url" else word
 
 
@@ -111,7 +117,7 @@ def test_every_key_has_a_unique_environment_name_and_a_description():
     assert all(option.description for option in options())
 
 
-def test_names_people_already_know_are_kept():
+def test_established_variable_names_are_kept():
     names = {option.env for option in options()}
     assert names >= {
         "DATABASE_URL", "REDIS_URL", "GLMOCR_BASE_URL", "GLMOCR_PIPELINE_MAX_WORKERS",
@@ -119,7 +125,7 @@ def test_names_people_already_know_are_kept():
     }  # fmt: skip
 
 
-def test_no_default_stands_in_the_code():
+def test_the_code_has_no_defaults():
     for model in sections():
         for name, field in model.model_fields.items():
             assert field.default is PydanticUndefined, f"{model.__name__}.{name}"
@@ -141,7 +147,7 @@ def test_an_empty_variable_counts_as_unset(option, monkeypatch):
     assert value_of(load_settings(), option) == before
 
 
-def test_a_file_of_ones_own_merges_key_by_key(own_file):
+def test_the_users_file_is_merged_key_by_key(own_file):
     shipped = load_settings()
     own_file("ocr:\n  dpi: 300\npdf:\nlog_level: DEBUG\n")
     merged = load_settings()
@@ -150,7 +156,7 @@ def test_a_file_of_ones_own_merges_key_by_key(own_file):
     assert merged.pdf == shipped.pdf
 
 
-def test_the_environment_wins_over_ones_own_file(monkeypatch, own_file):
+def test_the_environment_wins_over_the_users_file(monkeypatch, own_file):
     own_file("ocr:\n  dpi: 300\n")
     monkeypatch.setenv("RAG_SERVICE_OCR_DPI", "200")
     assert load_settings().ocr.dpi == 200
@@ -171,13 +177,13 @@ def test_the_environment_wins_over_ones_own_file(monkeypatch, own_file):
         ("ocr: [\n", "own.yaml"),
     ],
 )
-def test_a_bad_file_stops_the_start_and_names_the_key(own_file, text, named):
+def test_a_bad_file_is_an_error_that_names_the_key(own_file, text, named):
     own_file(text)
     with pytest.raises(ConfigurationError, match=re.escape(named)):
         load_settings()
 
 
-def test_every_bad_value_is_named_at_once_with_its_variable(monkeypatch):
+def test_one_error_names_every_bad_value_with_its_variable(monkeypatch):
     monkeypatch.setenv("RAG_SERVICE_OCR_DPI", "many")
     monkeypatch.setenv("OCR_WORKER_CONCURRENCY", "0")
     with pytest.raises(ConfigurationError) as caught:
@@ -186,7 +192,7 @@ def test_every_bad_value_is_named_at_once_with_its_variable(monkeypatch):
         assert part in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(monkeypatch, tmp_path):
+def test_a_missing_file_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("RAG_SERVICE_CONFIG", str(tmp_path / "absent.yaml"))
     with pytest.raises(ConfigurationError, match=r"absent\.yaml"):
         load_settings()
@@ -214,7 +220,7 @@ ADDRESSES = [
     ["api.runpod.ai/v2", "localhost:8000", "ftp://x/v2", "https://", "https:///v2", "http://[::1",
      "https://x:port/v2", "https://x:99999/v2", "https://x:0"],
 )  # fmt: skip
-def test_an_address_that_nothing_can_be_asked_at_stops_the_start(option, text, monkeypatch):
+def test_an_unusable_url_is_an_error(option, text, monkeypatch):
     monkeypatch.setenv(option.env, text)
     with pytest.raises(ConfigurationError, match=re.escape(option.key)) as caught:
         load_settings()
@@ -222,40 +228,42 @@ def test_an_address_that_nothing_can_be_asked_at_stops_the_start(option, text, m
 
 
 @pytest.mark.parametrize("option", ADDRESSES, ids=lambda option: option.key)
-def test_one_address_has_one_spelling(option, monkeypatch):
-    spelt = []
+def test_a_slash_at_the_end_of_a_url_is_removed(option, monkeypatch):
+    urls = []
     for text in ("https://x.example:8443/y", "https://x.example:8443/y/"):
         monkeypatch.setenv(option.env, text)
-        spelt.append(value_of(load_settings(), option))
-    assert spelt == ["https://x.example:8443/y"] * 2
+        urls.append(value_of(load_settings(), option))
+    assert urls == ["https://x.example:8443/y"] * 2
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "[::1]:8000"])
-def test_in_the_clear_the_webhook_is_for_this_machine_alone(monkeypatch, host):
+def test_plain_http_is_allowed_for_the_webhook_on_loopback_only(monkeypatch, host):
     monkeypatch.setenv("RAG_SERVICE_API_PUBLIC_URL", f"http://{host}/")
     assert load_settings().api.public_url == f"http://{host}"
-    for stranger in ("rag.example.com", "10.0.0.7", "127.0.0.1.example.com"):
-        monkeypatch.setenv("RAG_SERVICE_API_PUBLIC_URL", f"http://{stranger}")
+    for other in ("rag.example.com", "10.0.0.7", "127.0.0.1.example.com"):
+        monkeypatch.setenv("RAG_SERVICE_API_PUBLIC_URL", f"http://{other}")
         with pytest.raises(ConfigurationError, match=r"api\.public_url.*https://"):
             load_settings()
 
 
 @pytest.mark.parametrize("url", ["http://hooks.example.com/s3cret", "hooks/s3cret", "ftp://s3cret"])
-def test_alarms_are_not_posted_in_the_clear_and_the_address_stays_unsaid(monkeypatch, url):
+def test_alarms_need_https_and_the_error_does_not_show_the_address(monkeypatch, url):
     monkeypatch.setenv("RAG_SERVICE_NOTIFY_WEBHOOK_URL", url)
     with pytest.raises(ConfigurationError, match=r"notify\.webhook_url") as caught:
         load_settings()
     assert "s3cret" not in str(caught.value)
 
 
-def test_an_alarm_cannot_wait_longer_than_samples_are_kept(monkeypatch):
-    monkeypatch.setenv("RAG_SERVICE_OCCUPANCY_KEEP", "60")
-    with pytest.raises(ConfigurationError, match=r"occupancy\.starved_after .* occupancy\.keep"):
+def test_samples_are_kept_longer_than_an_alarm_waits(monkeypatch):
+    monkeypatch.setenv("RAG_SERVICE_OCCUPANCY_SAMPLE_RETENTION", "60")
+    with pytest.raises(
+        ConfigurationError, match=r"occupancy\.starved_after .* occupancy\.sample_retention"
+    ):
         load_settings()
 
 
 @pytest.mark.parametrize("name", ["https://api.runpod.ai/v2/abc", "abc/run", "a b", "abc?x=1", "ä"])
-def test_an_endpoint_is_named_by_its_id_alone(monkeypatch, name):
+def test_an_endpoint_id_is_not_a_url_or_path(monkeypatch, name):
     monkeypatch.setenv("RUNPOD_ENDPOINT_ID", name)
     with pytest.raises(ConfigurationError, match=r"runpod\.endpoint_id.*RUNPOD_ENDPOINT_ID"):
         load_settings()
@@ -273,15 +281,15 @@ def test_an_endpoint_is_named_by_its_id_alone(monkeypatch, name):
           "RUNPOD_ENDPOINT_ID": "e"}, set()),
     ],
 )  # fmt: skip
-def test_all_that_pages_need_to_travel_is_named_at_once(monkeypatch, variables, missing):
+def test_everything_that_the_transport_needs_is_named_at_once(monkeypatch, variables, missing):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    told = load_settings().unset_for_pages
-    assert set(re.findall(r"\(([A-Z_]+)\)", told or "")) == missing
+    sentence = load_settings().unset_for_pages
+    assert set(re.findall(r"\(([A-Z_]+)\)", sentence or "")) == missing
 
 
 @pytest.mark.parametrize(("transport", "warns"), [("runpod", True), ("direct", False)])
-def test_a_server_that_gets_no_page_is_warned_about(monkeypatch, caplog, transport, warns):
+def test_an_unused_base_url_is_warned_about(monkeypatch, caplog, transport, warns):
     monkeypatch.setenv("RAG_SERVICE_OCR_TRANSPORT", transport)
     warn_of_doubtful_settings(load_settings())
     assert not caplog.records
@@ -294,7 +302,9 @@ def test_a_server_that_gets_no_page_is_warned_about(monkeypatch, caplog, transpo
     ("layout", "model", "warns"),
     [("regions", "cdla", True), ("auto", "cdla", False), ("regions", "pp_doclayout_v3", False)],
 )
-def test_regions_by_the_small_model_are_warned_about(monkeypatch, caplog, layout, model, warns):
+def test_regions_with_the_small_layout_model_are_warned_about(
+    monkeypatch, caplog, layout, model, warns
+):
     monkeypatch.setenv("RAG_SERVICE_OCR_LAYOUT", layout)
     monkeypatch.setenv("RAG_SERVICE_LAYOUT_MODEL", model)
     warn_of_doubtful_settings(load_settings())
@@ -363,18 +373,17 @@ def test_an_unknown_variable_is_warned_about_with_a_suggestion(caplog, name, mea
     with caplog.at_level(logging.WARNING):
         assert warn_of_unknown_variables({name: "1"}) == [name]
     assert name in caplog.text
-    assert f"Did you mean {meant}?" in caplog.text
+    assert f"Did you mean {meant}" in caplog.text
 
 
-def test_known_and_foreign_variables_are_passed_over(caplog):
-    known = {option.env: "1" for option in options()}
-    secret_files = {option.env + "_FILE": "1" for option in SECRETS}
+def test_known_and_foreign_variables_are_not_warned_about(caplog):
+    known = {name: "1" for option in options() for name in option.variables}
     foreign = {"PATH": "1", "MY_RAG_SERVICE_X": "1", "OCRA": "1", "RAG_SERVICE_CONFIG": "x"}
-    assert warn_of_unknown_variables(known | secret_files | foreign) == []
+    assert warn_of_unknown_variables(known | foreign) == []
     assert not caplog.records
 
 
-def test_a_loaded_tree_cannot_be_changed():
+def test_loaded_settings_cannot_be_changed():
     settings = load_settings()
     with pytest.raises(ValueError, match="frozen"):
         settings.ocr.dpi = 300
@@ -387,16 +396,20 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3
 
 @given(option=st.sampled_from(options()), text=TEXT)
 @hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_is_taken_or_named_never_a_crash(option, text):
+def test_any_text_is_accepted_or_refused_with_the_key(option, text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(option.env, text)
         try:
             load_settings()
         except ConfigurationError as error:
-            complaint = str(error)
+            message = str(error)
         else:
-            complaint = option.key
-    assert option.key in complaint
+            message = option.key
+    assert option.key in message
+
+
+def mentions_a_secret(annotation):
+    return annotation is SecretStr or any(map(mentions_a_secret, get_args(annotation)))
 
 
 def test_secret_options_are_those_typed_as_secrets():
@@ -404,14 +417,14 @@ def test_secret_options_are_those_typed_as_secrets():
         (model.__name__, name)
         for model in sections()
         for name, field in model.model_fields.items()
-        if SecretStr in (field.annotation, *get_args(field.annotation))
+        if mentions_a_secret(field.annotation)
     }
     assert len(typed) == len(SECRETS) > 0
 
 
 @given(times=st.tuples(*[st.integers(1, 4)] * 3))
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_lease_is_renewed_before_its_owner_stops_before_it_ends(times, monkeypatch):
+def test_lease_times_must_rise_from_renewal_to_expiry(times, monkeypatch):
     names = ("RENEW_EVERY", "GIVE_UP_AFTER", "SECONDS")
     for name, value in zip(names, times, strict=True):
         monkeypatch.setenv(f"RAG_SERVICE_LEASE_{name}", str(value))
@@ -427,7 +440,7 @@ def test_a_lease_is_renewed_before_its_owner_stops_before_it_ends(times, monkeyp
 
 
 @pytest.mark.parametrize("user", ["name:s3cret@", "s3cret@"])
-def test_a_servers_url_carries_no_password_since_it_is_shown_everywhere(monkeypatch, user):
+def test_a_servers_url_with_a_password_is_refused_without_showing_it(monkeypatch, user):
     monkeypatch.setenv("GLMOCR_BASE_URL", f"http://{user}127.0.0.1:5002/v1")
     with pytest.raises(ConfigurationError, match="GLMOCR_API_KEY") as refused:
         load_settings()
@@ -435,17 +448,96 @@ def test_a_servers_url_carries_no_password_since_it_is_shown_everywhere(monkeypa
 
 
 @pytest.mark.parametrize("name", ["OCR_WORKER_CONCURRENCY", "GLMOCR_PIPELINE_MAX_WORKERS"])
-def test_a_slip_of_the_keyboard_starts_no_million_forks(monkeypatch, name):
+def test_a_million_forks_or_pages_are_refused(monkeypatch, name):
     monkeypatch.setenv(name, "1000000")
     with pytest.raises(ConfigurationError, match="1024"):
         load_settings()
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "abc", "1.5", "1e9", "1025"])
-def test_what_is_neither_a_number_nor_auto_is_refused_in_one_sentence(monkeypatch, value):
+def test_neither_a_number_nor_auto_is_refused_in_one_sentence(monkeypatch, value):
     monkeypatch.setenv("GLMOCR_PIPELINE_MAX_WORKERS", value)
     with pytest.raises(ConfigurationError) as refused:
         load_settings()
     assert refused.value.message.count("GLMOCR_PIPELINE_MAX_WORKERS") == 1
     assert "must be a whole number from 1 to 1024, or auto" in refused.value.message
     assert "Value error" not in refused.value.message
+
+
+def test_the_renamed_options_have_their_old_names():
+    assert {option.old_key: option.key for option in RENAMED} == {
+        "layout.patience": "layout.outage_limit",
+        "memory_guard.least_available_mib": "memory_guard.min_available_mib",
+        "occupancy.keep": "occupancy.sample_retention",
+        "runpod.execution_base": "runpod.execution_timeout_base",
+        "runpod.execution_per_page": "runpod.execution_timeout_per_page",
+        "worker.deaf_after": "worker.idle_restart_after",
+    }
+    current = {name for option in options() for name in (option.key, option.env)}
+    assert current.isdisjoint({name for o in RENAMED for name in (o.old_key, o.old_env)})
+
+
+@pytest.mark.parametrize("option", RENAMED, ids=lambda option: option.key)
+def test_an_old_key_in_a_file_works_with_one_warning(option, own_file, caplog):
+    own_file(yaml.safe_dump({option.old_path[0]: {option.old_path[1]: 86399}}))
+    for _ in range(2):
+        assert value_of(load_settings(), option) == 86399
+    warning = f"{option.old_key} is now {option.key}; the old name still works"
+    assert caplog.messages == [warning]
+
+
+@pytest.mark.parametrize("option", RENAMED, ids=lambda option: option.key)
+def test_an_old_variable_works_with_one_warning(option, monkeypatch, caplog):
+    monkeypatch.setenv(option.old_env, "86399")
+    for _ in range(2):
+        assert value_of(load_settings(), option) == 86399
+    warning = f"{option.old_env} is now {option.env}; the old name still works"
+    assert caplog.messages == [warning]
+    assert unknown_variables(os.environ) == []
+    assert loader.is_chosen(option.key)
+
+
+def test_the_new_key_wins_over_the_old_one(own_file):
+    own_file("worker:\n  deaf_after: 7\n  idle_restart_after: 8\n")
+    assert load_settings().worker.idle_restart_after == 8
+
+
+def test_the_new_variable_wins_over_the_old_one(monkeypatch):
+    monkeypatch.setenv("RAG_SERVICE_WORKER_DEAF_AFTER", "7")
+    monkeypatch.setenv("RAG_SERVICE_WORKER_IDLE_RESTART_AFTER", "8")
+    assert load_settings().worker.idle_restart_after == 8
+
+
+def test_an_old_variable_wins_over_the_new_key_in_a_file(monkeypatch, own_file):
+    own_file("worker:\n  idle_restart_after: 8\n")
+    monkeypatch.setenv("RAG_SERVICE_WORKER_DEAF_AFTER", "7")
+    assert load_settings().worker.idle_restart_after == 7
+
+
+def test_a_bad_value_under_an_old_name_is_reported_under_the_new_one(own_file):
+    own_file("worker:\n  deaf_after: soon\n")
+    with pytest.raises(ConfigurationError, match=r"worker\.idle_restart_after: .*number"):
+        load_settings()
+
+
+def test_children_get_the_new_names():
+    given = {"RAG_SERVICE_WORKER_DEAF_AFTER": "7", "RAG_SERVICE_TYPO": "1", "HOME": "/h"}
+    assert current_names(given) == {"RAG_SERVICE_WORKER_IDLE_RESTART_AFTER": "7", "HOME": "/h"}
+    both = given | {"RAG_SERVICE_WORKER_IDLE_RESTART_AFTER": "8"}
+    assert current_names(both)["RAG_SERVICE_WORKER_IDLE_RESTART_AFTER"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("ocr:\n  dpy: 300\n", "ocr.dpy: unknown setting. Did you mean ocr.dpi"),
+        ("ocr:\n  base-url: http://x\n", "Did you mean ocr.base_url"),
+        ("api:\n  max_pages: 3\n", "Did you mean limits.max_pages"),
+        ("storge:\n  url: s3://x\n", "storge: unknown setting. Did you mean storage?"),
+        ("colour: red\n", "colour: unknown setting."),
+    ],
+)
+def test_an_unknown_key_is_refused_with_near_names(own_file, text, sentence):
+    own_file(text)
+    with pytest.raises(ConfigurationError, match=re.escape(sentence)):
+        load_settings()

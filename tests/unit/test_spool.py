@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_service.config.loader import Settings, load_settings
+from rag_service.config.loader import load_settings
+from rag_service.config.options import Settings
 from rag_service.documents.incoming_file import IncomingFile, scratch_file
 from rag_service.errors import StorageUnavailable, TooLarge
 

@@ -10,8 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from rag_service.config.loader import Settings
-from rag_service.config.options import RunPodOptions
+from rag_service.config.options import RunPodOptions, Settings
 from rag_service.errors import ConfigurationError
 from rag_service.jobs import remote_endpoints, server_state
 from rag_service.jobs.remote_endpoints import LiveJobs

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rag_service import errors
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import LayoutUnavailable, OcrRejected, PageError
 from rag_service.jobs import remote_jobs, server_state
 from rag_service.jobs.remote_jobs import JobRow

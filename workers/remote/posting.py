@@ -17,7 +17,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from rag_service.config.loader import Settings, get_settings
+from rag_service.config.loader import get_settings
+from rag_service.config.options import Settings
 from rag_service.database.engine import DatabaseError, is_outage
 from rag_service.errors import (
     Draining,
@@ -198,7 +199,7 @@ class Poster:
         """What goes around the pages of one job; its webhook carries a token of its own."""
         runpod, token = self._settings.runpod, secrets.token_urlsafe(32)
         self._tokens[tuple(numbers)] = token
-        seconds = runpod.execution_base + runpod.execution_per_page * len(numbers)
+        seconds = runpod.execution_timeout_base + runpod.execution_timeout_per_page * len(numbers)
         public = self._settings.api.public_url
         return Envelope(
             request_key=request_key(self._run.id, self._run.fingerprint, numbers),

@@ -18,7 +18,8 @@ from typing import Any
 
 import runpod
 
-from rag_service.config.loader import Settings, load_settings
+from rag_service.config.loader import load_settings
+from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError, RagServiceError
 from rag_service.runtime.log_format import configure_logging
 from workers.runpod_handler import start_checks

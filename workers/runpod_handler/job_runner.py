@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import OcrOutage
 from rag_service.ocr.concurrency.limiter import limiter_for
 from rag_service.ocr.ocr_client import OcrClient

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from rag_service.config.loader import Settings
+from rag_service.config.options import Settings
 from rag_service.errors import PageError
 from rag_service.layout.page_layout import Bbox
 from rag_service.ocr.concurrency.limiter import LimiterLoad

@@ -13,8 +13,7 @@ import subprocess
 import sys
 import time
 
-from rag_service.config.loader import Settings
-from rag_service.config.options import HandlerOptions, OcrOptions
+from rag_service.config.options import HandlerOptions, OcrOptions, Settings
 from rag_service.errors import ConfigurationError
 from rag_service.layout.model_download import ensure_model
 from rag_service.ocr.ocr_client import OcrClient, Probe

@@ -15,8 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from rag_service.config.loader import Settings
-from rag_service.config.options import OcrOptions
+from rag_service.config.options import OcrOptions, Settings
 from rag_service.ocr.concurrency.search import Aim, ConcurrencySearch
 from rag_service.ocr.ocr_client import AnswerTimedOut, server_url
 from rag_service.ocr.server_gauges import ServerGauges
@@ -263,7 +262,7 @@ def limiter_for(settings: Settings, *, start: float | None) -> Limiter:
     ocr, guard = settings.ocr, settings.memory_guard
     key = (
         server_url(ocr), ocr.pages_in_flight, ocr.objective, ocr.server_share, ocr.read_timeout,
-        guard.enabled, guard.least_available_mib,
+        guard.enabled, guard.min_available_mib,
     )  # fmt: skip
     if key not in _limiters:
         _limiters[key] = Limiter(_governor(ocr, start, lambda: has_room(settings)))

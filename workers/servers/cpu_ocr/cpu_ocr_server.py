@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from rag_service.config.loader import Settings
-from rag_service.config.options import CpuOcrOptions
+from rag_service.config.options import CpuOcrOptions, Settings
 from rag_service.errors import ConfigurationError
 
 if TYPE_CHECKING:

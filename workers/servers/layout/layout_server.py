@@ -13,7 +13,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from rag_service.config.loader import Settings, get_settings
+from rag_service.config.loader import get_settings
+from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError
 from rag_service.layout.address import layout_address
 from rag_service.layout.model_loader import load_model

@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Mapping
 
-from rag_service.config.loader import Settings, options
+from rag_service.config.option_list import options
+from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError, ServiceUnreachable
 from rag_service.layout import layout_client
 from rag_service.layout.address import layout_address
@@ -74,6 +75,5 @@ class LayoutSupervisor:
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     """Ours without the secrets: it decodes pictures and needs none."""
-    secret = {option.env for option in options() if option.secret}
-    secret |= {f"{name}_FILE" for name in secret}
+    secret = {name for option in options() if option.secret for name in option.variables}
     return {name: value for name, value in ours.items() if name not in secret}
