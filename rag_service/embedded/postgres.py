@@ -28,7 +28,12 @@ from rag_service.embedded.account import (
 )
 from rag_service.embedded.folder import end_leftovers
 from rag_service.errors import ConfigurationError, ServiceUnreachable
-from rag_service.runtime.supervisor import Program, bare_environment, dies_with_us, identity
+from rag_service.runtime.supervisor import (
+    Program,
+    bare_environment,
+    dies_with_this_process,
+    identity,
+)
 
 log = logging.getLogger(__name__)
 
@@ -147,8 +152,8 @@ class Postgres:
             done = subprocess.run(
                 self._initdb(binaries, fresh), cwd="/", env=_environment(),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=dies_with_us(signal.SIGKILL), check=False,
-                **identity(self.user),
+                start_new_session=True, preexec_fn=dies_with_this_process(signal.SIGKILL),
+                check=False, **identity(self.user),
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
             raise ServiceUnreachable(f"initdb cannot be started: {error}") from error

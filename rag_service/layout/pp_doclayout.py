@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from rag_service.config.options import LayoutOptions
 from rag_service.layout.boxes import bbox_of, without_overlaps
 from rag_service.layout.labels import LABELS
+from rag_service.layout.layout_model import thread_count
 from rag_service.layout.model_input import decode
-from rag_service.layout.model_loader import thread_count
 from rag_service.layout.page_layout import LayoutBox
 
 if TYPE_CHECKING:
-    from rag_service.layout.model_loader import Pixels
+    from rag_service.layout.layout_model import Pixels
 
 SIDE = 800
 # As the GLM-OCR SDK sets it.

@@ -1,7 +1,7 @@
-"""Runs a program that dies with its parent and stays within bounds. Standard library alone.
+"""Limits of a child process: it dies with its parent and stays within bounds.
 
-ghostscript.py starts this file as a script: `python leash.py PARENT_PID FILE_BYTES PROGRAM ARG…`;
-the render child takes die_with from it.
+Standard library alone, since ghostscript.py runs this file as a script:
+`python -I -S bounded_child.py PARENT_PID FILE_BYTES PROGRAM ARG…`.
 """
 
 from __future__ import annotations
@@ -17,36 +17,46 @@ NICE = 10
 # Far more than a page needs; a hostile picture gets an error instead of the machine's memory.
 ADDRESS_SPACE = 4 << 30
 
+# Loaded at import: after a fork in a process with threads, loading may wait for a lock forever.
+_prctl = None
+if sys.platform == "linux":
+    _prctl = ctypes.CDLL(None).prctl
+    _prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+
 
 def main() -> None:
-    """Bind to the parent, give way to other processes, become the program."""
+    """Set the limits, then replace this process by the program."""
     parent, file_bytes, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     die_with(parent)
     os.nice(NICE)
-    for limit, most in (
+    for limit, value in (
         (resource.RLIMIT_AS, ADDRESS_SPACE),
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_CORE, 0),
     ):
-        lower(limit, most)
-    # Python ignores this one, and what is ignored stays so in the program.
+        lower_limit(limit, value)
+    # Python ignores SIGXFSZ, and the program would inherit that.
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     os.execv(program, sys.argv[3:])
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends (Linux).
+
+    Ends this process at once if the parent is already dead.
+    """
+    if _prctl is not None:
+        _prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
     # The parent may have died before that call.
     if os.getppid() != parent:
-        sys.exit(1)
+        os._exit(1)
 
 
-def lower(limit: int, most: int) -> None:
-    """Set a resource limit, unless a lower one holds already."""
+def lower_limit(limit: int, value: int) -> None:
+    """Set a resource limit, unless a lower one is set already."""
     _, hard = resource.getrlimit(limit)
-    if hard == resource.RLIM_INFINITY or most < hard:
-        resource.setrlimit(limit, (most, hard))
+    if hard == resource.RLIM_INFINITY or value < hard:
+        resource.setrlimit(limit, (value, hard))
 
 
 if __name__ == "__main__":

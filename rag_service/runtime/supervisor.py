@@ -1,6 +1,5 @@
-"""Child processes: started, watched, started again, stopped in order.
+"""Child processes: started, watched, restarted, stopped in order.
 
-Used by the CLI for the processes of `up` and `run` and by the ocr worker for its layout server.
 Every child is started by one thread that lives as long as the process: the kernel sends a child
 its death signal when the *thread* that started it ends.
 """
@@ -8,23 +7,23 @@ its death signal when the *thread* that started it ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import pwd
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from rag_service.errors import ServiceUnreachable
+from rag_service.runtime.bounded_child import die_with
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +35,6 @@ STEADY_SECONDS = 60.0
 KILL_SECONDS = 10.0
 TAIL_BYTES = 4000
 LARGEST_LOG = 20 * 1024 * 1024
-
-_PR_SET_PDEATHSIG = 1
-_prctl = None
-if sys.platform == "linux":
-    _prctl = ctypes.CDLL(None).prctl
-    _prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 
 
 @dataclass(frozen=True)
@@ -245,20 +238,12 @@ def wait_before_restart(quick_deaths: int) -> float:
     return min(FIRST_WAIT * 2.0 ** min(quick_deaths - 1, 16), LONGEST_WAIT)
 
 
-def dies_with_us(death_signal: signal.Signals) -> Callable[[], None]:
-    """A preexec_fn: the child gets this signal when the thread that starts it ends.
+def dies_with_this_process(death_signal: signal.Signals) -> Callable[[], None]:
+    """Return a preexec_fn: the child gets this signal when the thread that starts it ends.
 
-    Applied after the change of user, which would clear it.
+    Popen calls it after the change of user, which would clear the signal.
     """
-    parent = os.getpid()
-
-    def in_child() -> None:
-        if _prctl is not None:
-            _prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return in_child
+    return partial(die_with, os.getpid(), death_signal)
 
 
 def bare_environment() -> dict[str, str]:
@@ -287,7 +272,7 @@ def _spawn(child: _Child) -> None:
             stderr=subprocess.STDOUT if output else None,
             # Ctrl-C in a terminal must reach us alone, or the order of stopping is lost.
             start_new_session=True,
-            preexec_fn=dies_with_us(program.death_signal),
+            preexec_fn=dies_with_this_process(program.death_signal),
             **identity(program.user),
         )
     child.started = time.monotonic()

@@ -11,7 +11,7 @@ import pytest
 
 from rag_service.config.loader import load_settings
 from rag_service.config.options import LayoutOptions
-from rag_service.layout.model_loader import BadPicture
+from rag_service.layout.layout_model import BadPicture
 from rag_service.layout.page_layout import LayoutBox
 from workers.servers.layout.layout_queue import (
     LayoutAbandoned,

@@ -13,7 +13,7 @@ import sys
 from typing import BinaryIO
 
 from rag_service.pdf.child_limits import ChildLimits
-from rag_service.runtime.bounded_child import die_with, lower
+from rag_service.runtime.bounded_child import die_with, lower_limit
 
 MIB = 1 << 20
 # Address space is larger than memory: libraries and arenas, and a picture with its copies on top
@@ -22,7 +22,7 @@ ADDRESS_SPACE_BASE, ADDRESS_SPACE_FACTOR = 1024, 3
 
 
 def main() -> None:
-    """Bind to the parent, keep stdout for frames alone, load MuPDF, serve."""
+    """Die with the parent, keep stdout for frames alone, load MuPDF, serve."""
     die_with(int(sys.argv[1]))
     limits = ChildLimits(**json.loads(sys.argv[2]))
     answers = _take_stdout()
@@ -44,9 +44,11 @@ def _take_stdout() -> BinaryIO:
 
 
 def _bound_memory(limits: ChildLimits) -> None:
-    lower(resource.RLIMIT_AS, (ADDRESS_SPACE_BASE + limits.max_mib * ADDRESS_SPACE_FACTOR) * MIB)
+    lower_limit(
+        resource.RLIMIT_AS, (ADDRESS_SPACE_BASE + limits.max_mib * ADDRESS_SPACE_FACTOR) * MIB
+    )
     # A crash of MuPDF on a hostile file is an expected event, not one to keep a dump of.
-    lower(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_CORE, 0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from rag_service.config.options import LayoutOptions
 from rag_service.layout.layout_client import Readiness
-from rag_service.layout.model_loader import BadPicture, Model
+from rag_service.layout.layout_model import BadPicture, LayoutModel
 from rag_service.layout.page_layout import PageLayout
 from workers.servers.layout.layout_queue import (
     LayoutAbandoned,
@@ -46,7 +46,7 @@ _OUTCOMES: dict[type[Exception], tuple[str, int, str]] = {
 
 def create_app(
     settings: LayoutOptions,
-    load: Callable[[], Model],
+    load: Callable[[], LayoutModel],
     on_failure: Callable[[], None] = lambda: None,
 ) -> Starlette:
     """The server as an ASGI application; its Desk is app.state.desk.

@@ -14,7 +14,7 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rag_service.config.options import LayoutOptions
-from rag_service.layout.model_loader import Model, thread_count
+from rag_service.layout.layout_model import LayoutModel, thread_count
 from rag_service.layout.page_layout import LayoutBox
 
 log = logging.getLogger(__name__)
@@ -51,10 +51,10 @@ class _Job:
 class LayoutQueue:
     """One model, the batches before it, and the counts of both. Lives on one event loop."""
 
-    def __init__(self, settings: LayoutOptions, load: Callable[[], Model]) -> None:
+    def __init__(self, settings: LayoutOptions, load: Callable[[], LayoutModel]) -> None:
         self._settings = settings
         self._load = load
-        self._model: Model | None = None
+        self._model: LayoutModel | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._readers = ThreadPoolExecutor(thread_count(settings), thread_name_prefix="read")
         self._room = asyncio.Semaphore(_DECODED * settings.batch_size)
@@ -112,7 +112,7 @@ class LayoutQueue:
         finally:
             self.waiting -= 1
 
-    async def _work(self, model: Model) -> None:
+    async def _work(self, model: LayoutModel) -> None:
         most = min(self._settings.batch_size, model.most)
         while True:
             jobs = await self._batch(most)
@@ -135,7 +135,7 @@ class LayoutQueue:
         return jobs
 
     async def _find(
-        self, model: Model, pictures: Sequence[Any]
+        self, model: LayoutModel, pictures: Sequence[Any]
     ) -> list[list[LayoutBox] | Exception]:
         """A result a picture; where the batch fails each is tried alone, so one spoils no other."""
         run = asyncio.get_running_loop().run_in_executor
