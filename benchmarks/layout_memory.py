@@ -184,7 +184,7 @@ async def hold(where: str, pdf: Path, tell: int) -> None:
     async with PdfSession(settings.pdf, PAGES) as render, LayoutClient(settings) as client:
         await render.open(pdf, "application/pdf")
         for number in range(1, PAGES + 1):
-            picture = await render.look(number, DPI)
+            picture = await render.layout_picture(number, DPI)
             if model is None:
                 boxes = (await client.find(picture.jpeg)).boxes
             else:

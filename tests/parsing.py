@@ -61,7 +61,7 @@ class Source:
         jpeg = picture(Mark(self.document, number), dpi)
         return RenderedPage(number, jpeg, *_size(dpi), dpi, True, self.warnings)
 
-    async def look(self, number, dpi):
+    async def layout_picture(self, number, dpi):
         if number in self.errors:
             raise self.errors[number]
         small = picture(Mark(self.document, number), 72)

@@ -29,7 +29,7 @@ def _store(_pid: int) -> DocumentStore:
 
 
 @cache
-def _pdf_worker() -> PdfSession:
+def _pdf_session() -> PdfSession:
     """The fork's one render child, kept from document to document on the fork's one loop."""
     settings = get_settings()
     return PdfSession(settings.pdf, settings.limits.max_pages)
@@ -67,12 +67,12 @@ async def _open_patiently(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
 async def _open(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
     path = await _open_local(run.source_key, stack)
     try:
-        preflight = await _pdf_worker().open(path, run.media_type)
+        preflight = await _pdf_session().open(path, run.media_type)
     except CorruptPdf as error:
         if path.exists():
             raise
         raise StorageUnavailable("The file went away while it was opened.") from error
-    return OpenDocument(_pdf_worker(), preflight, path)
+    return OpenDocument(_pdf_session(), preflight, path)
 
 
 async def _open_local(key: str, stack: ExitStack) -> Path:

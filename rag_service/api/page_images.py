@@ -20,7 +20,7 @@ class PageImageRenderer:
     """Draws pages in turn. The child starts with the first picture and ends when idle."""
 
     def __init__(self, settings: Settings) -> None:
-        self._worker = PdfSession(settings.pdf, settings.limits.max_pages)
+        self._pdf = PdfSession(settings.pdf, settings.limits.max_pages)
         self._turn = asyncio.Lock()
         self._held = ExitStack()
         self._key: str | None = None
@@ -43,8 +43,8 @@ class PageImageRenderer:
                 if not 1 <= number <= self._pages:
                     raise NotFound(f"The document has {self._pages} pages.")
                 if box is None:
-                    return (await self._worker.render(number, dpi)).jpeg
-                return (await self._worker.part(number, dpi, box)).jpeg
+                    return (await self._pdf.render(number, dpi)).jpeg
+                return (await self._pdf.unscaled_crop(number, dpi, box)).jpeg
             finally:
                 self._closing = asyncio.create_task(self._close_when_idle())
 
@@ -57,7 +57,7 @@ class PageImageRenderer:
     async def _open(self, store: DocumentStore, source: StoredSource) -> None:
         self._forget()
         path = await asyncio.to_thread(self._held.enter_context, store.open_local(source.key))
-        found = await self._worker.open(path, source.media_type)
+        found = await self._pdf.open(path, source.media_type)
         self._key, self._pages = source.key, found.pages
 
     def _forget(self) -> None:
@@ -65,7 +65,7 @@ class PageImageRenderer:
         self._held.close()
 
     async def _release(self) -> None:
-        await self._worker.close()
+        await self._pdf.close()
         self._forget()
 
     def _stay_open(self) -> None:

@@ -187,15 +187,15 @@ async def _question(client: OcrClient, server: OcrOptions, dpi: int) -> ProbeQue
     from rag_service.ocr.token_budget import answer_budget
     from rag_service.parsers.block_markdown import PROMPTS
 
-    sheets = await asyncio.to_thread(SamplePages, dpi)
+    pages = await asyncio.to_thread(SamplePages, dpi)
     info = await client.model_info()
     budget = answer_budget(
-        sheets.width,
-        sheets.height,
+        pages.width,
+        pages.height,
         ceiling=server.max_tokens,
         max_model_len=info.max_model_len,
     )
-    return ProbeQuestion(sheets.draw, PROMPTS[Task.TEXT], budget)
+    return ProbeQuestion(pages.draw, PROMPTS[Task.TEXT], budget)
 
 
 def _report(

@@ -45,19 +45,19 @@ async def unlocked(
 
 async def _decrypt(settings: Settings, path: Path, password: str, target: Path) -> bool:
     """Whether the target holds a copy. A child of its own sees the password and ends with it."""
-    async with PdfSession(settings.pdf, settings.limits.max_pages) as worker:
-        if not await _is_encrypted(worker, path):
+    async with PdfSession(settings.pdf, settings.limits.max_pages) as pdf:
+        if not await _is_encrypted(pdf, path):
             return False
         try:
-            await worker.decrypt(path, password, target)
+            await pdf.decrypt(path, password, target)
         except (EncryptedPdf, CorruptPdf):
             return False
     return True
 
 
-async def _is_encrypted(worker: PdfSession, path: Path) -> bool:
+async def _is_encrypted(pdf: PdfSession, path: Path) -> bool:
     try:
-        await worker.open(path, PDF)
+        await pdf.open(path, PDF)
     except EncryptedPdf:
         return True
     except DocumentError:

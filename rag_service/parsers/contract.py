@@ -82,7 +82,7 @@ class PageSource(Protocol):
         """A JPEG of the page. Raises PageTooLarge, PageTimeout, PageUnrenderable."""
         ...
 
-    async def look(self, number: int, dpi: int) -> PagePicture:
+    async def layout_picture(self, number: int, dpi: int) -> PagePicture:
         """A small picture of the page, for its layout. Raises as `render` does."""
         ...
 

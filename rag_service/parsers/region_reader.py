@@ -121,7 +121,7 @@ class RegionReader:
         return Blocks(parts, found)
 
     async def _parts(self, page: PageAtWork) -> list[Part]:
-        picture = await self._source.look(page.number, self._dpi)
+        picture = await self._source.layout_picture(page.number, self._dpi)
         page.drawn(picture.dpi, picture.warnings)
         layout = await self._layout.find(picture.jpeg)
         tasks = [(box, task_of(box.label, self._settings)) for box in layout.boxes]

@@ -1,4 +1,4 @@
-"""The settings a render child needs, in the form that travels to it."""
+"""The settings that a render child needs, as they are passed to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """`max_mib`: memory at which the parent replaces the child; the rest as in the settings."""
+    """`max_mib`: memory at which the parent replaces the child; the others as in PdfOptions."""
 
     max_pixels: int
     jpeg_quality: int

@@ -1,4 +1,4 @@
-"""The render child as its parent sees it: start, send, receive, kill. Used by document.py only."""
+"""The parent's side of a render child: start, send, receive, kill."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rag_service.pdf.child_limits import ChildLimits
 from rag_service.pdf.pipe_frames import Frame
 
 START_LIMIT = 60.0
-# Time for a frame that is on its way while a busy loop only now gets to look.
+# Seconds for a frame that has arrived but was not yet read because the event loop is busy.
 GRACE = 1.0
-# Nearly every answer comes within this time: only a late one is worth a look at the child's clock.
+# Nearly every answer comes within this time; only a later one needs the child's processor time.
 PROMPT = 0.1
-# A child that used this share of its limit on a processor has had its chance.
+# A child that used this share of its limit on a processor is slow, not starved of CPU.
 BUSY_SHARE, STARVED_FACTOR = 0.8, 4
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-# The child reads hostile files: no key or password of ours may stand in its environment.
+# The child reads hostile files: its environment must not contain the service's secrets.
 PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
 PACKAGE_ROOT = str(Path(__file__).parents[2])
 
@@ -53,9 +53,9 @@ class RenderChild:
 
     @classmethod
     async def start(cls, limits: ChildLimits) -> RenderChild:
-        """Start a child and wait until it has loaded what it needs.
+        """Start a child and wait until it has loaded its modules.
 
-        Raises Internal where it does not start: that is the installation's fault, no document's.
+        Raises Internal if it does not start: the cause is the installation, not a document.
         """
         process = subprocess.Popen(
             [sys.executable, "-m", "rag_service.pdf.child", str(os.getpid()),
@@ -84,7 +84,7 @@ class RenderChild:
         return self._process.poll() is None
 
     def send(self, frame: Frame) -> None:
-        """Requests are small and the child reads one before the next is sent: never blocks."""
+        """Send a request. Never blocks: requests are small, and the child reads each at once."""
         try:
             self._requests.write(pipe_frames.encode(frame))
             self._requests.flush()
@@ -92,14 +92,14 @@ class RenderChild:
             raise ChildDied from error
 
     async def receive(self, limit: float) -> Frame:
-        """The next frame; ChildDied, or ChildTimeout after `limit` seconds.
+        """Return the next frame. Raises ChildDied, or ChildTimeout after `limit` seconds.
 
-        A child that gets no processor is given up to STARVED_FACTOR times as long, so a busy
-        machine is not taken for a bad page.
+        A child that gets no processor time has up to STARVED_FACTOR times as long, so that a busy
+        machine is not mistaken for a bad page.
         """
         task = self._pending or asyncio.create_task(pipe_frames.receive(self._reader))
         self._pending = task
-        if not await self._answered(task, limit):
+        if not await self._ends_in_time(task, limit):
             raise ChildTimeout
         self._pending = None
         try:
@@ -109,7 +109,7 @@ class RenderChild:
         self.mib = frame.head.get("mib", self.mib)
         return frame
 
-    async def _answered(self, task: asyncio.Task[Frame], limit: float) -> bool:
+    async def _ends_in_time(self, task: asyncio.Task[Frame], limit: float) -> bool:
         prompt, _ = await asyncio.wait({task}, timeout=min(PROMPT, limit))
         if prompt:
             return True
@@ -128,16 +128,16 @@ class RenderChild:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
             return 0.0
-        # Fields 14 and 15 of proc(5); the second may hold spaces and ends with a parenthesis.
+        # Fields 14 and 15 of proc(5); field 2 may contain spaces and ends with a parenthesis.
         user, system = stat.rsplit(")", 1)[1].split()[11:13]
         return (int(user) + int(system)) / CLOCK_TICKS
 
     def kill(self) -> None:
-        """End the child and whatever it started; safe to call twice."""
+        """Kill the child and everything it started; safe to call twice."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        # A process stuck in a dead file system cannot be reaped; it must not hold us up.
+        # A process that hangs in a dead file system cannot be reaped; do not wait for it.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         if self._pending is not None:

@@ -1,6 +1,6 @@
-"""Ghostscript as a shrinker: bounded in time and space, and never believed. Used by shrink.py.
+"""Ghostscript as a shrinker, bounded in time, memory and disk.
 
-Its exit status proves nothing: it says 0 over one empty page for files that it could not open.
+Its exit status proves nothing: it is 0, with one empty page, for files that it could not open.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import sys
-from functools import cache
 from pathlib import Path
 
 from rag_service.pdf.child_process import PASSED_ON
@@ -21,41 +20,43 @@ from rag_service.runtime import bounded_child
 
 log = logging.getLogger(__name__)
 
+_logged_programs: set[str] = set()
+
 PROGRAM = "gs"
 # Ghostscript's names for its presets; /screen alone would go down to 72 DPI, which is illegible.
 PRESETS = {150: "/ebook", 100: "/screen"}
-# What it prints over a file that it could not read, or not all of.
+# What it prints if it could not read a file, or only a part of it.
 MARKERS = (
     "couldn't initialise file", "no pages will be processed", "catalog dictionary not located",
     "requires a password", "couldn't get page info", "page not found", "page drawing error",
     "pdf interpreter encountered an error", "error: /",
 )  # fmt: skip
-# As PyMuPDF's threshold in recompress.py: nothing is gained from pictures a little finer.
+# As in recompress.py: shrinking pictures that are only a little finer gains nothing.
 THRESHOLD = 1.1
 VERSION_LIMIT = 20.0
-# Output beyond this, at both ends, is thrown away; a broken file may bring gigabytes of it.
+# Bytes of output kept from its start and from its end; a broken file may cause gigabytes of it.
 KEPT_OUTPUT = 1 << 16
-ROOM = 64 << 20
-SPACE_FACTOR = 2
+# The largest file that it may write: bytes, plus a multiple of the original's size.
+BASE_FILE_BYTES, FILE_SIZE_FACTOR = 64 << 20, 2
 
 
 def find() -> str | None:
-    """The program's path, looked for each time, since it may come and go."""
+    """Return the program's path or None; not cached, as it may be installed or removed."""
     return shutil.which(PROGRAM)
 
 
 async def rewrite(source: Path, dpi: int, target: Path, time_limit: float) -> None:
-    """Write a copy of a PDF with pictures of at most about `dpi`, 150 or 100; raises ShrinkFailed.
+    """Write a copy of a PDF with pictures of at most about `dpi`, 150 or 100.
 
-    That nothing was reported does not prove the copy: compare it with its original.
+    Raises ShrinkFailed. A copy without an error may still be wrong: compare it with the original.
     """
     program = find()
     if program is None:
         raise ShrinkFailed("Ghostscript (gs) is not installed")
     await _log_version(program)
-    space = source.stat().st_size * SPACE_FACTOR + ROOM
+    file_bytes = source.stat().st_size * FILE_SIZE_FACTOR + BASE_FILE_BYTES
     command = [program, *_options(dpi), f"-sOutputFile={target}", str(source)]
-    status, output = await _run(command, target.parent, space, time_limit)
+    status, output = await _run(command, target.parent, file_bytes, time_limit)
     for marker in MARKERS:
         if marker in output.lower():
             raise ShrinkFailed(f"Ghostscript could not read the file ({marker})")
@@ -69,37 +70,35 @@ def _options(dpi: int) -> list[str]:
     options = [
         "-q", "-dSAFER", "-dBATCH", "-dNOPAUSE", "-sDEVICE=pdfwrite", "-dCompatibilityLevel=1.7",
         f"-dPDFSETTINGS={PRESETS[dpi]}",
-        # The presets turn pages by the direction of their text and change colours.
+        # By default the presets turn pages by the direction of their text and change colours.
         "-dAutoRotatePages=/None", "-dColorConversionStrategy=/LeaveColorUnchanged",
     ]  # fmt: skip
     for kind in ("Color", "Gray"):
         options += [
             f"-dDownsample{kind}Images=true", f"-d{kind}ImageResolution={dpi}",
             f"-d{kind}ImageDownsampleThreshold={THRESHOLD}",
-            # Left to choose, it stores the noise of a scan without loss, in three times the space.
+            # Its own choice stores the noise of a scan without loss, in three times the space.
             f"-dAutoFilter{kind}Images=false", f"-d{kind}ImageFilter=/DCTEncode",
         ]  # fmt: skip
     return options
 
 
 async def _log_version(program: str) -> None:
-    if program in _logged():
+    if program in _logged_programs:
         return
-    _logged().add(program)
-    # Some versions damage files; which one it was must be known afterwards.
-    _, output = await _run([program, "--version"], Path("/"), ROOM, VERSION_LIMIT)
+    _logged_programs.add(program)
+    # Some versions damage files, so the log must name the version that was used.
+    _, output = await _run([program, "--version"], Path("/"), BASE_FILE_BYTES, VERSION_LIMIT)
     log.info("Ghostscript %s is at %s.", output.strip()[:80] or "of unknown version", program)
-
-
-@cache
-def _logged() -> set[str]:
-    return set()
 
 
 async def _run(
     command: list[str], folder: Path, file_bytes: int, time_limit: float
 ) -> tuple[int, str]:
-    """Status and output (both streams); raises ShrinkFailed on time-out. Nothing outlives it."""
+    """Return the status and the output of both streams. Raises ShrinkFailed on time-out.
+
+    The whole process group is killed before it returns.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-S", bounded_child.__file__, str(os.getpid()), str(file_bytes),
         *command,
@@ -128,6 +127,6 @@ async def _read(stream: asyncio.StreamReader | None) -> str:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Nothing of ours that is secret; what it leaves behind lies in the caller's folder."""
+    """The variables that the program needs, none of them secret; temporary files go to `folder`."""
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {**environment, "TMPDIR": str(folder)}

@@ -1,6 +1,6 @@
 """Frames on the pipe between a worker process and its render child: JSON, then raw bytes.
 
-JSON and not pickle: the child reads hostile files, so nothing it says may run code here.
+JSON and not pickle: the child reads hostile files, so nothing it sends may run code in the parent.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """Two big-endian 32-bit lengths, the head as JSON, the body."""
-    # Escaped to ASCII: a lone surrogate in a message must not stop the frame.
+    """Return two big-endian 32-bit lengths, the head as JSON, the body."""
+    # Escaped to ASCII: UTF-8 cannot encode a lone surrogate in a message.
     head = json.dumps(frame.head, separators=(",", ":")).encode()
     return _LENGTHS.pack(len(head), len(frame.body)) + head + frame.body
 
 
 def read(stream: BinaryIO) -> Frame | None:
-    """The next frame, or None where the stream ends."""
+    """Return the next frame, or None at the end of the stream."""
     lengths = stream.read(_LENGTHS.size)
     if len(lengths) < _LENGTHS.size:
         return None
@@ -39,7 +39,7 @@ def read(stream: BinaryIO) -> Frame | None:
 
 
 async def receive(stream: asyncio.StreamReader) -> Frame:
-    """The next frame; asyncio.IncompleteReadError where the stream ends."""
+    """Return the next frame. Raises asyncio.IncompleteReadError at the end of the stream."""
     head_length, body_length = _LENGTHS.unpack(await stream.readexactly(_LENGTHS.size))
     head = json.loads(await stream.readexactly(head_length))
     return Frame(head, await stream.readexactly(body_length) if body_length else b"")

@@ -1,4 +1,4 @@
-"""What callers of the pdf room get back: parsers, workers and the API. Imports nothing heavy."""
+"""The results of PdfSession: pages planned, drawn and cut, warnings. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rag_service.states import PagePlan
 
 
 class ShrinkFailed(RagServiceError):
-    """A shrinker brought no file that can be trusted; the original is used."""
+    """A shrinker produced no file that can be trusted; the original is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class PdfWarning:
-    """Something the reader of the result should know; page counts from 1, None: the document."""
+    """A defect that belongs into the result; `page` counts from 1, None: the whole document."""
 
     code: str
     message: str
@@ -23,7 +23,7 @@ class PdfWarning:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """A document that opened."""
+    """A document that was opened."""
 
     pages: int
     media_type: str
@@ -33,11 +33,11 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPage:
-    """One page's plan and, where it is native, its text.
+    """One page's plan and, if it is native, its text.
 
     `number` counts from 1; sizes are points (1/72 inch) as the page is shown. `no_text`: OCR is
-    off and the page has ink but no text layer. `error`: the page could not be looked at, and
-    `plan` says nothing.
+    off and the page has ink but no text layer. `error`: the page could not be planned; `plan` is
+    then without meaning.
     """
 
     number: int
@@ -53,7 +53,7 @@ class PlannedPage:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPage:
-    """A page as a JPEG of width x height pixels; `dpi` is the resolution it really has."""
+    """A page as a JPEG of width x height pixels; `dpi` is its actual resolution."""
 
     number: int
     jpeg: bytes
@@ -66,7 +66,7 @@ class RenderedPage:
 
 @dataclass(frozen=True, slots=True)
 class PagePicture:
-    """A page drawn at `dpi` with width x height pixels; `jpeg` is a small picture of it."""
+    """A page drawn at `dpi` with width x height pixels; `jpeg` is a smaller picture of it."""
 
     number: int
     jpeg: bytes

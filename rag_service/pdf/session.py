@@ -1,7 +1,7 @@
-"""PdfWorker: one document at a time, opened, planned and rendered in a child process.
+"""PdfSession: one document at a time, opened, planned and drawn in a child process.
 
-Used by the prepare and ocr workers and by the API. MuPDF can hang and crash; here that costs
-the page in hand, and a new child goes on with the next. PyMuPDF itself is never imported here.
+MuPDF can hang and crash: that costs one page, and a new child continues with the next page.
+PyMuPDF is never imported here.
 """
 
 from __future__ import annotations
@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rag_service import errors
 from rag_service.errors import CorruptPdf, PageTimeout, PageUnrenderable, RagServiceError
 from rag_service.pdf.child_limits import ChildLimits
 from rag_service.pdf.child_process import ChildDied, ChildTimeout, RenderChild
 from rag_service.pdf.pipe_frames import Frame
+from rag_service.pdf.result_frames import (
+    crops_in,
+    drawn_page,
+    planned_page,
+    raise_error,
+    warnings_from,
+)
 from rag_service.pdf.results import (
     Crop,
     PagePicture,
@@ -35,26 +41,19 @@ if TYPE_CHECKING:
     from rag_service.config.options import PdfOptions
     from rag_service.layout.page_layout import Bbox
 
-_DrawnPage = TypeVar("_DrawnPage", RenderedPage, PagePicture)
-
+# Pages planned per request, and requests planned before the caller takes the first result.
 BATCH = 32
 BATCHES_AHEAD = 2
 
-_BY_CODE = {
-    error.code: error
-    for error in (
-        errors.UnsupportedType, errors.EmptyFile, errors.CorruptPdf, errors.EmptyPdf,
-        errors.EncryptedPdf, errors.WrongPassword, errors.TooManyPages,
-        errors.PageTooLarge, errors.PageTimeout, errors.PageUnrenderable, ShrinkFailed,
-    )
-}  # fmt: skip
+# The frames of an answer that comes in several, and its last frame or what cut it off.
+_Frames = tuple[list[Frame], Frame | ChildTimeout | ChildDied]
 
 
 class PdfSession:
-    """One render child, replaced when it is killed, worn or too large.
+    """One render child, replaced when it died, has opened many documents or is too large.
 
-    Calls may overlap; they take turns. A cancelled call leaves the worker usable: the child that
-    was busy with it is killed, so its answer can reach nobody else.
+    Calls may overlap; they run one after the other. A cancelled call leaves the session usable:
+    the child that was busy with it is killed, so no later call can receive its answer.
     """
 
     def __init__(self, limits: PdfOptions, max_pages: int) -> None:
@@ -76,14 +75,14 @@ class PdfSession:
         await self.close()
 
     async def open(self, path: Path, media_type: str, *, password: str | None = None) -> Preflight:
-        """Open a PDF, PNG, JPEG, TIFF or WebP; it replaces the one that was open.
+        """Open a PDF, PNG, JPEG, TIFF or WebP file; the document that was open is closed.
 
         Raises EmptyFile, UnsupportedType, CorruptPdf, EmptyPdf, EncryptedPdf, WrongPassword,
         TooManyPages.
         """
         async with self._turn:
             self._source = None
-            self._retire_if_worn()
+            self._discard_used_up_child()
             source = {
                 "do": "open", "path": str(path), "media_type": media_type, "password": password,
             }  # fmt: skip
@@ -95,55 +94,58 @@ class PdfSession:
                 )
             self._source = source
         return Preflight(
-            head["pages"], head["media_type"], head["repaired"], _warnings(head["warnings"])
+            head["pages"], head["media_type"], head["repaired"], warnings_from(head["warnings"])
         )
 
     async def plan(self, ocr: OcrMode, pages: Sequence[int]) -> AsyncGenerator[PlannedPage]:
-        """Each page's plan and native text, in the order asked; read ahead by some batches.
+        """Yield each page's plan and native text, in the given order; some batches are read ahead.
 
-        A page that cannot be looked at carries its error. Raises CorruptPdf only where a
-        replaced child cannot open the file again.
+        A page that cannot be planned carries its error. Raises CorruptPdf only if a replaced
+        child cannot open the file again.
         """
-        # By batches: a page at a time would wake the caller for each.
+        # In batches, so that the caller is not woken for each page.
         planned: asyncio.Queue[list[PlannedPage] | None] = asyncio.Queue()
-        room = asyncio.Semaphore(BATCHES_AHEAD)
-        producer = asyncio.create_task(self._plan_all(ocr, pages, planned, room))
+        free_batches = asyncio.Semaphore(BATCHES_AHEAD)
+        producer = asyncio.create_task(self._plan_all(ocr, pages, planned, free_batches))
         producer.add_done_callback(lambda _: planned.put_nowait(None))
         try:
             while (batch := await planned.get()) is not None:
                 for page in batch:
                     yield page
-                room.release()
+                free_batches.release()
             await producer
         finally:
             producer.cancel()
             await asyncio.gather(producer, return_exceptions=True)
 
     async def render(self, number: int, dpi: int) -> RenderedPage:
-        """Page `number` (from 1) as a JPEG; raises PageTooLarge, PageTimeout, PageUnrenderable."""
-        frame = await self._ask_page({"do": "render", "page": number, "dpi": dpi})
-        return _drawn(RenderedPage, number, frame)
+        """Draw page `number` (from 1) as a JPEG.
 
-    async def look(self, number: int, dpi: int) -> PagePicture:
-        """A small picture of page `number` (from 1), for its layout. Raises as `render` does.
-
-        The page as drawn at `dpi` is kept for `crops`, unless memory is needed for others.
+        Raises PageTooLarge, PageTimeout, PageUnrenderable.
         """
-        frame = await self._ask_page({"do": "look", "page": number, "dpi": dpi})
-        return _drawn(PagePicture, number, frame)
+        frame = await self._ask_page({"do": "render", "page": number, "dpi": dpi})
+        return drawn_page(RenderedPage, number, frame)
+
+    async def layout_picture(self, number: int, dpi: int) -> PagePicture:
+        """Draw a small picture of page `number` (from 1) for its layout. Raises as `render` does.
+
+        The page as drawn at `dpi` is kept for `crops`, unless memory is needed for other pages.
+        """
+        frame = await self._ask_page({"do": "layout_picture", "page": number, "dpi": dpi})
+        return drawn_page(PagePicture, number, frame)
 
     async def crops(self, number: int, dpi: int, boxes: Sequence[Bbox]) -> list[Crop]:
-        """Parts of page `number` drawn at `dpi`, in order, sized for OCR. Raises as `render` does.
+        """Cut regions of page `number`, drawn at `dpi`, sized for OCR. Raises as `render` does.
 
         Boxes are in thousandths of the page. Sides become multiples of 28 pixels within
         pdf.crop_min_pixels and pdf.crop_max_side.
         """
         return await self._cut(number, dpi, boxes, fit=True)
 
-    async def part(self, number: int, dpi: int, box: Bbox) -> Crop:
-        """One part of page `number` in the page's own pixels. Raises as `render` does."""
-        (part,) = await self._cut(number, dpi, [box], fit=False)
-        return part
+    async def unscaled_crop(self, number: int, dpi: int, box: Bbox) -> Crop:
+        """Cut one region of page `number` in the page's own pixels. Raises as `render` does."""
+        (crop,) = await self._cut(number, dpi, [box], fit=False)
+        return crop
 
     async def decrypt(self, path: Path, password: str, target: Path) -> None:
         """Write a copy of a PDF without its encryption to `target`.
@@ -158,7 +160,7 @@ class PdfSession:
                 frame = await self._ask(request, self._limits.open_time_limit)
             except (ChildTimeout, ChildDied) as error:
                 raise CorruptPdf(_opening_failed(error, self._limits.open_time_limit)) from error
-        _raise_error(frame.head)
+        raise_error(frame.head)
 
     async def slice(
         self,
@@ -169,23 +171,23 @@ class PdfSession:
         dpi: int,
         jpeg_quality: int | None = None,
     ) -> tuple[PdfWarning, ...]:
-        """Write a PDF of just these pages (from 1) of a PDF or picture file to `target`.
+        """Write a PDF of only these pages (from 1) of a PDF or picture file to `target`.
 
-        Pages of a PDF are taken over as they are. Pictures, pages that cannot be taken over, and
-        all where `jpeg_quality` is given, are drawn at `dpi`. Raises CorruptPdf where no page is
-        to blame, else PageUnrenderable, PageTimeout, PageTooLarge. The open document stays open.
+        Pages of a PDF are copied unchanged. Pictures, pages that cannot be copied, and all pages
+        if `jpeg_quality` is given, are drawn at `dpi`. Raises PageUnrenderable, PageTimeout or
+        PageTooLarge for a page, else CorruptPdf. The open document stays open.
         """
         request = {
             "do": "slice", "path": str(source), "pages": list(pages), "target": str(target),
             "dpi": dpi, "jpeg_quality": jpeg_quality,
         }  # fmt: skip
-        drawn, last = await self._tell(request)
+        drawn, last = await self._ask_for_frames(request)
         number = drawn[-1].head["page"] if drawn else None
         if isinstance(last, Frame):
-            _raise_error(last.head, number)
-            return _warnings(last.head["warnings"])
+            raise_error(last.head, number)
+            return warnings_from(last.head["warnings"])
         if number is None:
-            raise CorruptPdf(f"Taking pages out of the file {_ended(last)}.") from last
+            raise CorruptPdf(f"Copying pages of the file {_reason(last)}.") from last
         raise self._page_error(last, number) from last
 
     async def rewrite_images(self, source: Path, dpi: int, target: Path, time_limit: float) -> None:
@@ -200,19 +202,19 @@ class PdfSession:
             try:
                 frame = await self._ask(request, time_limit)
             except (ChildTimeout, ChildDied) as error:
-                raise ShrinkFailed(f"Rewriting the pictures {_ended(error)}.") from error
-        _raise_error(frame.head)
+                raise ShrinkFailed(f"Rewriting the pictures {_reason(error)}.") from error
+        raise_error(frame.head)
 
     async def compare(self, original: Path, copy: Path) -> None:
-        """See whether a shrunk PDF shows what the original shows, page by page.
+        """Check page by page that a shrunk PDF shows what the original shows.
 
         Raises ShrinkFailed that names what is missing, and what opening raises.
         """
         request = {"do": "compare", "path": str(original), "copy": str(copy)}
-        seen, last = await self._tell(request)
+        compared, last = await self._ask_for_frames(request)
         if not isinstance(last, Frame):
-            raise ShrinkFailed(f"Comparing page {len(seen) + 1} {_ended(last)}.") from last
-        _raise_error(last.head)
+            raise ShrinkFailed(f"Comparing page {len(compared) + 1} {_reason(last)}.") from last
+        raise_error(last.head)
 
     async def close(self) -> None:
         """Kill the child; calls that still wait are cancelled. `open` may follow."""
@@ -223,20 +225,17 @@ class PdfSession:
         frame = await self._ask_page(
             {"do": "crops", "page": number, "dpi": dpi, "boxes": list(boxes), "fit": fit}
         )
-        jpegs = BytesIO(frame.body)
-        return [
-            Crop(jpegs.read(length), width, height) for length, width, height in frame.head["crops"]
-        ]
+        return crops_in(frame)
 
     async def _ask_page(self, request: dict[str, Any]) -> Frame:
-        """An answer about one page. Raises what the page is to blame for."""
+        """Return an answer about one page. Raises the page's error."""
         number = request["page"]
         async with self._turn:
             try:
                 frame = await self._ask(request, self._limits.page_time_limit)
             except (ChildTimeout, ChildDied) as error:
                 raise self._page_error(error, number) from error
-        _raise_error(frame.head, number)
+        raise_error(frame.head, number)
         return frame
 
     async def _plan_all(
@@ -244,33 +243,33 @@ class PdfSession:
         ocr: OcrMode,
         pages: Sequence[int],
         planned: asyncio.Queue[list[PlannedPage] | None],
-        room: asyncio.Semaphore,
+        free_batches: asyncio.Semaphore,
     ) -> None:
         source = self._source
         for batch in _batches(pages):
-            await room.acquire()
+            await free_batches.acquire()
             async with self._turn:
-                # Whoever asked is gone: another document has been opened since.
+                # Another document has been opened since; the caller no longer waits.
                 if self._source is not source:
                     return
                 planned.put_nowait(await self._plan_batch(ocr, batch))
 
     async def _plan_batch(self, ocr: OcrMode, batch: Sequence[int]) -> list[PlannedPage]:
-        """Answers come in order, so the page that ended a child is the first unanswered one."""
+        """Plan a batch. Answers come in order: the first missing page is what ended the child."""
         pages: list[PlannedPage] = []
         while len(pages) < len(batch):
             try:
                 await self._stream(ocr, batch[len(pages) :], pages.append)
             except (ChildTimeout, ChildDied) as error:
-                pages.append(await self._second_look(ocr, batch[len(pages)], error))
+                pages.append(await self._plan_again(ocr, batch[len(pages)], error))
         return pages
 
-    async def _second_look(
+    async def _plan_again(
         self, ocr: OcrMode, number: int, first: ChildTimeout | ChildDied
     ) -> PlannedPage:
-        """Again as before where the child died, for another program may have killed it.
+        """Plan a page again, as before if the child died: another program may have killed it.
 
-        Then its text alone, which may be fine: drawing a page is what mostly hangs.
+        Then by its text alone: it is mostly the drawing of a page that hangs.
         """
         for pixels in (True, False) if isinstance(first, ChildDied) else (False,):
             pages: list[PlannedPage] = []
@@ -285,7 +284,7 @@ class PdfSession:
         self,
         ocr: OcrMode,
         pages: Sequence[int],
-        give: Callable[[PlannedPage], None],
+        accept: Callable[[PlannedPage], None],
         *,
         pixels: bool = True,
     ) -> None:
@@ -295,13 +294,13 @@ class PdfSession:
             child.send(Frame(request))
             for number in pages:
                 frame = await child.receive(self._limits.page_time_limit)
-                give(_planned(frame.head, number))
+                accept(planned_page(frame.head, number))
         except BaseException:
             self._discard()
             raise
 
     async def _ask(self, request: dict[str, Any], limit: float) -> Frame:
-        """One answer; asked twice where the child died, for another program may have killed it."""
+        """Return one answer. Asks twice if the child died: another program may have killed it."""
         with contextlib.suppress(ChildDied):
             return await self._exchange(await self._ready(), request, limit)
         return await self._exchange(await self._ready(), request, limit)
@@ -314,20 +313,15 @@ class PdfSession:
             self._discard()
             raise
 
-    async def _tell(
-        self, request: dict[str, Any]
-    ) -> tuple[list[Frame], Frame | ChildTimeout | ChildDied]:
-        """An answer in several frames: those on the way, then the last one or what cut it off.
-
-        Asked twice where the child died, for another program may have killed it.
-        """
+    async def _ask_for_frames(self, request: dict[str, Any]) -> _Frames:
+        """Return an answer in several frames. Asks twice if the child died, as `_ask` does."""
         async with self._turn:
-            told = await self._tell_once(request)
-            return await self._tell_once(request) if isinstance(told[1], ChildDied) else told
+            frames, last = await self._receive_frames(request)
+            if isinstance(last, ChildDied):
+                return await self._receive_frames(request)
+            return frames, last
 
-    async def _tell_once(
-        self, request: dict[str, Any]
-    ) -> tuple[list[Frame], Frame | ChildTimeout | ChildDied]:
+    async def _receive_frames(self, request: dict[str, Any]) -> _Frames:
         frames: list[Frame] = []
         child = await self._ready()
         try:
@@ -345,7 +339,7 @@ class PdfSession:
             raise
 
     async def _ready(self) -> RenderChild:
-        """A living child that has the document open."""
+        """Return a living child that has the document open."""
         if self._child is not None and (
             not self._child.alive or self._child.mib > self._limits.child_max_mib
         ):
@@ -355,7 +349,7 @@ class PdfSession:
         return await self._started()
 
     async def _open(self, source: dict[str, Any]) -> dict[str, Any]:
-        """Open in a child, in a second one where the first died; raises what opening says."""
+        """Open in a child, in a second one if the first died. Raises the opening's error."""
         limit = self._limits.open_time_limit
         try:
             with contextlib.suppress(ChildDied):
@@ -368,7 +362,7 @@ class PdfSession:
         child = await self._started()
         frame = await self._exchange(child, source, limit)
         child.documents += 1
-        _raise_error(frame.head)
+        raise_error(frame.head)
         return frame.head
 
     async def _started(self) -> RenderChild:
@@ -387,7 +381,7 @@ class PdfSession:
             )
         return self._child
 
-    def _retire_if_worn(self) -> None:
+    def _discard_used_up_child(self) -> None:
         child = self._child
         if child is not None and (
             not child.alive
@@ -407,7 +401,7 @@ class PdfSession:
             return PageTimeout(
                 f"Page {number} took longer than pdf.page_time_limit, {limit:g} s.", page=number
             )
-        return PageUnrenderable(f"Page {number} brought the render process down.", page=number)
+        return PageUnrenderable(f"Page {number} crashed the render process.", page=number)
 
 
 def _batches(pages: Sequence[int]) -> Iterator[list[int]]:
@@ -416,48 +410,11 @@ def _batches(pages: Sequence[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def _ended(error: ChildTimeout | ChildDied) -> str:
-    if isinstance(error, ChildTimeout):
-        return "took too long"
-    return "brought the render process down"
+def _reason(error: ChildTimeout | ChildDied) -> str:
+    return "took too long" if isinstance(error, ChildTimeout) else "crashed the render process"
 
 
 def _opening_failed(error: ChildTimeout | ChildDied, limit: float) -> str:
     if isinstance(error, ChildTimeout):
         return f"Opening the file took longer than pdf.open_time_limit, {limit:g} s."
-    return "Opening the file brought the render process down."
-
-
-def _error_of(head: dict[str, Any], page: int | None = None) -> RagServiceError | None:
-    if "error" not in head:
-        return None
-    kind = _BY_CODE.get(head["error"], errors.Internal)
-    return kind(head["message"] or None, page=page)
-
-
-def _raise_error(head: dict[str, Any], page: int | None = None) -> None:
-    error = _error_of(head, page)
-    if error is not None:
-        raise error
-
-
-def _warnings(rows: Sequence[Sequence[Any]]) -> tuple[PdfWarning, ...]:
-    return tuple(PdfWarning(code, message, page) for code, message, page in rows)
-
-
-def _drawn(kind: type[_DrawnPage], number: int, frame: Frame) -> _DrawnPage:
-    head = frame.head
-    return kind(
-        number, frame.body, head["width"], head["height"], head["dpi"], head["grey"],
-        _warnings(head["warnings"]),
-    )  # fmt: skip
-
-
-def _planned(head: dict[str, Any], number: int) -> PlannedPage:
-    error = _error_of(head, number)
-    if error is not None:
-        return PlannedPage(number, PagePlan.OCR, error.code, error=error)
-    return PlannedPage(
-        number, PagePlan(head["plan"]), head["reason"], head["width"], head["height"],
-        head["markdown"], _warnings(head["warnings"]), head["no_text"],
-    )  # fmt: skip
+    return "Opening the file crashed the render process."

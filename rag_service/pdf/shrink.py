@@ -1,7 +1,6 @@
-"""Makes the pictures of a PDF coarser with whichever shrinker works. Used by the runpod room.
+"""Shrinks a PDF by making its pictures coarser, with Ghostscript or else with PyMuPDF.
 
-The result is a picture for OCR and never a source of text: shrinkers ruin text layers. Health
-checks and workers ask here whether the first shrinker is there at all.
+The result is a picture for OCR and never a source of text: shrinkers damage text layers.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from rag_service.pdf.session import PdfSession
 
 log = logging.getLogger(__name__)
 
-# A whole document never gets this small; a file that Ghostscript could not read does.
-FLOOR = 50 * 1024
+# A whole document never gets this small; what Ghostscript writes for an unreadable file does.
+SMALLEST_BYTES = 50 * 1024
 MISSING = (
     "Ghostscript (gs) is not installed: scans too large for a job are shrunk by PyMuPDF instead."
 )
@@ -32,9 +31,10 @@ class Shrinker(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShrinkResult:
-    """The file to use: the shrunk one, or the original where `shrinker` is None.
+    """The file to use: the shrunk one, or the original if `shrinker` is None.
 
-    `fell_back`: Ghostscript was missing, broken or slow; `reason` says it, or why nothing shrank.
+    `fell_back`: Ghostscript was missing, broken or slow. `reason`: why it fell back, or why the
+    original is used.
     """
 
     path: Path
@@ -44,13 +44,13 @@ class ShrinkResult:
 
 
 def shrinkers_available() -> tuple[Shrinker, ...]:
-    """Best first; PyMuPDF is part of the package."""
+    """Return the usable shrinkers, best first; PyMuPDF is always there."""
     first = () if ghostscript.find() is None else (Shrinker.GHOSTSCRIPT,)
     return (*first, Shrinker.PYMUPDF)
 
 
 def warn_of_missing_shrinker() -> None:
-    """For the start of a process that sends jobs: say that it has to do without Ghostscript."""
+    """Log a warning if Ghostscript is missing, at the start of a process that sends jobs."""
     if Shrinker.GHOSTSCRIPT not in shrinkers_available():
         log.warning(MISSING)
 
@@ -58,10 +58,10 @@ def warn_of_missing_shrinker() -> None:
 async def shrink(
     pdf: PdfSession, source: Path, dpi: int, target: Path, time_limit: float
 ) -> ShrinkResult:
-    """A copy of a PDF with pictures of about `dpi`, 150 or 100, at `target`. Never raises.
+    """Write a copy of a PDF with pictures of about `dpi`, 150 or 100, to `target`. Never raises.
 
-    `time_limit` is in seconds and for each shrinker. What cannot be proven to show the same
-    pages, and what did not get smaller, is not used.
+    `time_limit` is in seconds and applies to each shrinker. A copy is not used unless it was
+    compared with the original page by page and is smaller.
     """
     fault = await _fault(ghostscript.rewrite(source, dpi, target, time_limit), pdf, source, target)
     if fault is None:
@@ -75,17 +75,17 @@ async def shrink(
 
 
 async def _fault(work: Awaitable[None], pdf: PdfSession, source: Path, target: Path) -> str | None:
-    """Have a shrinker work; why its file cannot be used, None where it shows the same pages."""
+    """Await a shrinker. Return why its file cannot be used, or None if it shows the same pages."""
     try:
         await work
         size = target.stat().st_size
-        if size < FLOOR <= source.stat().st_size:
+        if size < SMALLEST_BYTES <= source.stat().st_size:
             return f"The shrunk file has only {size} bytes"
         await pdf.compare(source, target)
     except RagServiceError as error:
         return error.message.rstrip(".")
     except Exception as error:
-        # Whatever it is, the original is still there.
+        # The original is still there, so no error may fail the run.
         log.exception("A shrinker failed.")
         return f"The shrinker failed ({type(error).__name__})"
     return None

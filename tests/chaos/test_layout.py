@@ -15,7 +15,7 @@ import pytest
 from rag_service.config.loader import load_settings
 from rag_service.config.options import Settings
 from rag_service.layout.layout_client import LayoutClient, readiness
-from tests.fakes.sheets import paragraphs
+from tests.fakes.page_pictures import paragraphs
 from workers.servers.layout.layout_supervisor import LayoutSupervisor
 
 pytestmark = pytest.mark.chaos

@@ -1,4 +1,4 @@
-"""Scans as heavy as a real scanner makes them, and what stands in for Ghostscript when it fails."""
+"""Scans as large as those of a real scanner, and a replacement for Ghostscript that fails."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ done
 
 
 def picture(text: str, dpi: int = 300, quality: int = 95, *, noise: int = 24) -> bytes:
-    """A grey sheet with a line of large letters under a scanner's noise, as a JPEG."""
+    """A grey page with a line of large letters under a scanner's noise, as a JPEG."""
     size = (LETTER[0] * dpi // 72, LETTER[1] * dpi // 72)
-    sheet = Image.new("L", size, 245)
-    draw = ImageDraw.Draw(sheet)
+    page = Image.new("L", size, 245)
+    draw = ImageDraw.Draw(page)
     draw.text((dpi // 2, dpi), text, fill=0, font=ImageFont.load_default(dpi // 4))
     grain = Image.effect_noise(size, noise) if noise else Image.new("L", size, 128)
     out = BytesIO()
-    ImageChops.add(sheet, grain, offset=-128).save(out, "JPEG", quality=quality)
+    ImageChops.add(page, grain, offset=-128).save(out, "JPEG", quality=quality)
     return out.getvalue()
 
 
 def scan(path: Path, pages: int, *, dpi: int = 300, quality: int = 95) -> Path:
-    """A PDF of `pages` such sheets, each of which says its number."""
+    """A PDF of this number of such pages, each of which shows its number."""
     with pymupdf.open() as document:
         for number in range(1, pages + 1):
             page = document.new_page(width=LETTER[0], height=LETTER[1])
@@ -51,7 +51,7 @@ def picture_sizes(path: Path) -> list[tuple[int, int]]:
 
 
 def need_ghostscript() -> None:
-    """Skip on a machine without Ghostscript; where all tools are promised, that is a failure."""
+    """Skip on a machine without Ghostscript, but fail in CI, which has all tools."""
     if shutil.which("gs") is None:
         if os.environ.get("CI"):
             pytest.fail("Ghostscript (gs) is not installed.")
@@ -59,7 +59,7 @@ def need_ghostscript() -> None:
 
 
 def stub_ghostscript(folder: Path, commands: Sequence[str]) -> Path:
-    """A folder for PATH whose gs does as told; `$out` is where its result belongs."""
+    """A folder for PATH whose gs runs these commands; `$out` is the path of its result."""
     folder.mkdir(exist_ok=True)
     program = folder / "gs"
     program.write_text(_STUB + "\n".join(commands) + "\n")

@@ -1,4 +1,4 @@
-"""A file open in a render child for the length of one piece of work."""
+"""Runs a function with a file that is open in a render child."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Found = TypeVar("Found")
 
 
 def on(path: Path, work: Callable[[PdfSession], Awaitable[Found]], **changes: Any) -> Found:
-    """Run `work(worker)` with the file open; `changes` are settings of the section `pdf`."""
+    """Run `work(session)` with the file open; `changes` are settings of the section `pdf`."""
 
     async def run() -> Found:
         limits = load_settings().pdf.model_copy(update=changes)
-        async with PdfSession(limits, 100) as worker:
-            await worker.open(path, "")
-            return await work(worker)
+        async with PdfSession(limits, 100) as session:
+            await session.open(path, "")
+            return await work(session)
 
     return asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Small PDF files written by hand, for what no library would write: hangs, damage, traps."""
+"""Small PDF files written by hand that no library would write: pages that hang, damaged files."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def prose_page(text: str = PROSE) -> bytes:
 
 
 def text_document(path: Path, pages: int, **save: object) -> Path:
-    """Pages of prose, each of which says its number."""
+    """Pages of prose, each of which shows its number."""
     with pymupdf.open() as document:
         for number in range(1, pages + 1):
             page = document.new_page()

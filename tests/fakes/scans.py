@@ -1,4 +1,4 @@
-"""Scans made on the spot: each page carries a mark that the fake OCR server reads from its picture.
+"""Generated scans: each page carries a mark that the fake OCR server reads from its picture.
 
 A mark is a row of black and white cells under the page's upper edge. It survives JPEG and scaling.
 """
@@ -34,18 +34,18 @@ class Mark(NamedTuple):
 
 
 def new_number() -> int:
-    """A document number that no other scan of this process has."""
+    """Return a document number that no other scan of this process has."""
     return next(_numbers)
 
 
 def scan(document: int, pages: int | Sequence[int]) -> bytes:
-    """A PDF without a text layer; `pages` is how many, or the numbers in their marks."""
+    """A PDF without a text layer; `pages` is their count, or the numbers in their marks."""
     numbers = range(1, pages + 1) if isinstance(pages, int) else pages
     return pdf([_drawing(Mark(document, number)) for number in numbers])
 
 
 def pdf(contents: Sequence[bytes]) -> bytes:
-    """A PDF with one content stream a page; Helvetica is /F."""
+    """A PDF with one content stream per page; Helvetica is /F."""
     count = len(contents)
     kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(count))
     objects = [
@@ -121,7 +121,7 @@ class Picture(NamedTuple):
 
 
 def look(jpeg: bytes) -> Picture:
-    """Read a picture's mark. Raises OSError where it is no picture."""
+    """Read a picture's mark. Raises OSError if it is not a picture."""
     image = Image.open(io.BytesIO(jpeg))
     size = image.size
     image.draft("L", (WIDTH // 2, HEIGHT // 2))

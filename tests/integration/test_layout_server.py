@@ -22,7 +22,7 @@ from rag_service.errors import ConfigurationError, LayoutUnavailable, PageUnrend
 from rag_service.layout.layout_client import LayoutClient, get, readiness
 from rag_service.layout.page_layout import PageLayout
 from rag_service.monitoring.metrics import Telemetry
-from tests.fakes.sheets import TWO_COLUMNS, blank, two_columns
+from tests.fakes.page_pictures import TWO_COLUMNS, blank, two_columns
 from tests.net import free_port
 from tests.processes import Program, Programs
 from workers.servers.layout.layout_supervisor import LayoutSupervisor

@@ -16,8 +16,8 @@ import pytest
 
 from tests.endpoint import MIB, Endpoint, inline, job_input, open_endpoint
 from tests.fakes.ocr_server import Reply, refusal
+from tests.fakes.page_pictures import numbered_scan
 from tests.fakes.scans import Mark, new_number, scan
-from tests.fakes.sheets import numbered_scan
 
 # For documents of real pictures.
 ROOMY = {"RAG_SERVICE_HANDLER_MAX_DOCUMENT_BYTES": str(64 * MIB)}

@@ -21,7 +21,7 @@ def test_pages_answer_by_their_original_numbers(tmp_path: Path) -> None:
     async def work(worker: PdfSession) -> None:
         document = JobPages(worker, [5, 9])
         assert (await document.render(9, 72)).number == 9
-        assert (await document.look(9, 72)).number == 9
+        assert (await document.layout_picture(9, 72)).number == 9
         assert await document.crops(9, 72, [WHOLE]) == await worker.crops(2, 72, [WHOLE])
 
     on(path, work)
@@ -35,7 +35,7 @@ def test_errors_speak_of_the_original_page(tmp_path: Path) -> None:
         document = JobPages(worker, [40])
         for ask in (
             lambda: document.render(40, 72),
-            lambda: document.look(40, 72),
+            lambda: document.layout_picture(40, 72),
             lambda: document.crops(40, 72, [WHOLE]),
         ):
             with pytest.raises(PageTimeout, match=r"^Page 40 ") as caught:

@@ -11,7 +11,7 @@ import pytest
 from rag_service.config.loader import load_settings
 from rag_service.layout.layout_client import readiness
 from tests.fakes.ocr_server import Gate, Reply
-from tests.fakes.sheets import scanned
+from tests.fakes.page_pictures import scanned
 from tests.processes import Program, is_alive, kill
 from tests.service import Service, open_service
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.fakes import ocr_server as fake
-from tests.fakes.sheets import numbered_scan
+from tests.fakes.page_pictures import numbered_scan
 from tests.service import open_service
 
 PAGES, BLOCKS = 8, 4

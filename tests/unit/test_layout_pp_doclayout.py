@@ -15,7 +15,7 @@ from rag_service.layout import pp_doclayout
 from rag_service.layout.boxes import bbox_of
 from rag_service.layout.labels import LABELS
 from rag_service.layout.model_loader import load_model
-from tests.fakes.sheets import blank, two_columns
+from tests.fakes.page_pictures import blank, two_columns
 
 torch = pytest.importorskip("torch", reason="needs the extra layout-torch")
 transformers = pytest.importorskip("transformers")

@@ -64,10 +64,10 @@ class JobPages:
         with self._as_page(number) as place:
             return replace(await self._pdf.render(place, dpi), number=number)
 
-    async def look(self, number: int, dpi: int) -> PagePicture:
+    async def layout_picture(self, number: int, dpi: int) -> PagePicture:
         """A small picture of the page, for its layout. Raises as `render` does."""
         with self._as_page(number) as place:
-            return replace(await self._pdf.look(place, dpi), number=number)
+            return replace(await self._pdf.layout_picture(place, dpi), number=number)
 
     async def crops(self, number: int, dpi: int, boxes: Sequence[Bbox]) -> list[Crop]:
         """Those parts of the page, each as a JPEG, in order. Raises as `render` does."""

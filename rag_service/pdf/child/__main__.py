@@ -1,6 +1,6 @@
-"""The render child's process: bound to its parent, its pipe and its memory, before MuPDF loads.
+"""The render child's main program: `python -m rag_service.pdf.child PARENT_PID LIMITS`.
 
-Started by process.py as `python -m rag_service.pdf.child PARENT_PID LIMITS`.
+It binds itself to its parent, its pipe and its memory limit before it loads MuPDF.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rag_service.pdf.child_limits import ChildLimits
 from rag_service.runtime.bounded_child import die_with, lower_limit
 
 MIB = 1 << 20
-# Address space is larger than memory: libraries and arenas, and a picture with its copies on top
-# of the size at which the child is replaced. Beyond it an allocation fails, not the machine.
+# MiB of address space, plus a multiple of the size at which the child is replaced: libraries,
+# arenas, and a picture with its copies. Beyond it an allocation fails, not the machine.
 ADDRESS_SPACE_BASE, ADDRESS_SPACE_FACTOR = 1024, 3
 
 
@@ -27,17 +27,17 @@ def main() -> None:
     limits = ChildLimits(**json.loads(sys.argv[2]))
     answers = _take_stdout()
     _bound_memory(limits)
-    # Only now: nothing that loads may find the pipe on stdout or allocate without bound.
-    from rag_service.pdf.child.request_handler import Service
+    # Imported late: no library may write to the pipe on stdout or allocate without a limit.
+    from rag_service.pdf.child.request_handler import RequestHandler
 
-    # Pages are built of thousands of small objects without cycles: looking for some costs 10 %.
+    # Pages consist of thousands of small objects without cycles: collecting them costs 10 %.
     gc.freeze()
     gc.set_threshold(100_000)
-    Service(answers, limits).serve(sys.stdin.buffer)
+    RequestHandler(answers, limits).serve(sys.stdin.buffer)
 
 
 def _take_stdout() -> BinaryIO:
-    """A private handle to the pipe; whatever a library prints goes to stderr."""
+    """Return a private handle to the pipe; from now on, what libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
@@ -47,7 +47,7 @@ def _bound_memory(limits: ChildLimits) -> None:
     lower_limit(
         resource.RLIMIT_AS, (ADDRESS_SPACE_BASE + limits.max_mib * ADDRESS_SPACE_FACTOR) * MIB
     )
-    # A crash of MuPDF on a hostile file is an expected event, not one to keep a dump of.
+    # MuPDF is expected to crash on hostile files; no core dump is kept.
     lower_limit(resource.RLIMIT_CORE, 0)
 
 

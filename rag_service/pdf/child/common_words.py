@@ -1,4 +1,4 @@
-"""The commonest words of many languages and the commonest Chinese characters, for textlayer.py."""
+"""The most common words of many languages and the most common Chinese characters."""
 
 from __future__ import annotations
 

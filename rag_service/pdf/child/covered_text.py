@@ -1,6 +1,6 @@
-"""Pictures under text: how much of a page they cover and which text they hide.
+"""Pictures under text: how much of a page they cover and how much text they hide.
 
-Runs in the render child; called by plan.py only for pages with large pictures.
+Runs in the render child.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _PICTURE_KINDS = ("fill-image", "fill-imgmask")
 
 
 def covers_page(pictures: Sequence[PdfBox], width: float, height: float) -> bool:
-    """True if the pictures together cover most of a page of that size in points."""
+    """Return True if the pictures together cover most of a page of that size in points."""
     return _coverage(pictures, width, height) >= COVERED_SHARE
 
 
 def hidden_share(page: Any, content: PageContent) -> float:
-    """The share of the text's width that is invisible or lies under a page-wide picture, 0 to 1.
+    """Return the share, 0 to 1, of the text's width that is invisible or under a page-wide picture.
 
-    Takes a pymupdf Page. Text of render mode 3 is what OCR programs put over a scan.
+    `page` is a pymupdf Page. Text of render mode 3 is what OCR programs put over a scan.
     """
     cover = _last_cover(page, content)
     total = hidden = 0.0
@@ -57,7 +57,7 @@ def _cell(position: float, length: float) -> int:
 
 def _last_cover(page: Any, content: PageContent) -> int:
     """Sequence number of the drawing step by which pictures covered the page; 0 if none did."""
-    # The log speaks of the page before /Rotate.
+    # The log's coordinates are those before /Rotate.
     turned = page.rotation % 180 != 0
     width, height = content.width, content.height
     size = (height, width) if turned else (width, height)

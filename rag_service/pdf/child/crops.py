@@ -1,4 +1,4 @@
-"""Pages and their parts as JPEGs, in the sizes that the models take. Runs in the render child."""
+"""Pages and their regions as JPEGs, in the sizes that the models need. Runs in the render child."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from rag_service.pdf.results import Crop, PagePicture, RenderedPage
 if TYPE_CHECKING:
     from rag_service.layout.page_layout import Bbox
 
-# The side of what GLM-OCR sees as one token: two by two patches of 14 pixels.
+# The side in pixels of one token of GLM-OCR: two by two patches of 14 pixels.
 TOKEN_SIDE = 28
-# Layout models bring a page to 800 pixels a side or fewer, whatever its shape.
+# Layout models scale a page to at most 800 pixels a side, whatever its shape.
 LAYOUT_SIDE, LAYOUT_LONG_SIDE = 800, 1600
 BBOX_UNITS = 1000
-# Encoding leaves the GIL alone; beyond a few threads a page has too few parts to share.
+# Encoding releases the GIL; a page has too few regions for more than a few threads.
 MOST_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CropSize:
-    """Bounds of a crop in pixels: of its area from below, of its longer side from above."""
+    """Bounds of a crop: the fewest pixels of its area, the most of its longer side."""
 
     min_pixels: int
     max_side: int
 
 
 class Cutter:
-    """Cuts parts out of pages and encodes them, the parts of a page at the same time."""
+    """Cuts regions out of pages and encodes them, the regions of a page in parallel."""
 
     def __init__(self, bounds: CropSize, jpeg_quality: int) -> None:
         self._bounds = bounds
@@ -44,30 +44,30 @@ class Cutter:
         self._threads = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1))
 
     def for_ocr(self, page: Raster, boxes: Sequence[Bbox]) -> list[Crop]:
-        """The parts in the sizes that `fit` gives."""
+        """Return the regions in the sizes that `fit` gives."""
         return self._cut(page, boxes, lambda width, height: fit(width, height, self._bounds))
 
-    def as_they_are(self, page: Raster, boxes: Sequence[Bbox]) -> list[Crop]:
-        """The parts in the page's own pixels."""
+    def unscaled(self, page: Raster, boxes: Sequence[Bbox]) -> list[Crop]:
+        """Return the regions in the page's own pixels."""
         return self._cut(page, boxes, lambda width, height: (width, height))
 
     def _cut(
         self, page: Raster, boxes: Sequence[Bbox], size_of: Callable[[int, int], tuple[int, int]]
     ) -> list[Crop]:
-        def one(box: Bbox) -> Crop:
+        def cut_one(box: Bbox) -> Crop:
             part = page.image.crop(pixels_of(box, page.image.size))
             size = size_of(*part.size)
             if size != part.size:
                 part = part.resize(size, Image.Resampling.BICUBIC)
             return Crop(jpeg(part, self._quality), *size)
 
-        return list(self._threads.map(one, boxes))
+        return list(self._threads.map(cut_one, boxes))
 
 
 def fit(width: int, height: int, bounds: CropSize) -> tuple[int, int]:
-    """The nearest sides that are multiples of TOKEN_SIDE and within the bounds.
+    """Return the nearest sides that are multiples of TOKEN_SIDE and within the bounds.
 
-    As the glmocr SDK 0.1.5 rounds; its 12,544 pixels at least count each pixel twice.
+    Rounds as the glmocr SDK 0.1.5 does; its minimum of 12,544 pixels counts each pixel twice.
     """
     shrink = min(1.0, bounds.max_side / max(width, height))
     sides = [round(side * shrink / TOKEN_SIDE) * TOKEN_SIDE for side in (width, height)]
@@ -79,7 +79,7 @@ def fit(width: int, height: int, bounds: CropSize) -> tuple[int, int]:
 
 
 def pixels_of(box: Bbox, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """A box in thousandths as pixels of a page, rounded down as the SDK does; never empty."""
+    """Convert a box in thousandths to pixels of a page, rounded down as the SDK; never empty."""
     width, height = size
     left, top = box[0] * width // BBOX_UNITS, box[1] * height // BBOX_UNITS
     right, bottom = box[2] * width // BBOX_UNITS, box[3] * height // BBOX_UNITS
@@ -87,7 +87,7 @@ def pixels_of(box: Bbox, size: tuple[int, int]) -> tuple[int, int, int, int]:
 
 
 def whole_page(page: Raster, jpeg_quality: int) -> RenderedPage:
-    """The page in its own pixels."""
+    """Return the page in its own pixels."""
     return RenderedPage(
         page.number, jpeg(page.image, jpeg_quality), *page.image.size, page.dpi, page.grey,
         page.warnings,
@@ -95,13 +95,13 @@ def whole_page(page: Raster, jpeg_quality: int) -> RenderedPage:
 
 
 def for_layout(page: Raster, jpeg_quality: int) -> PagePicture:
-    """A small picture of the page, with the page's own size beside it."""
+    """Return a small picture of the page together with the page's own size."""
     width, height = page.image.size
     scale = min(LAYOUT_SIDE / min(width, height), LAYOUT_LONG_SIDE / max(width, height))
     small = page.image
     if scale < 1:
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
-        # Softer pictures cost boxes: bilinear, 177 on 35 pages of the corpus instead of 187.
+        # Softer pictures lose boxes: bilinear found 177 on 35 pages of the corpus, not 187.
         small = small.resize(size, Image.Resampling.BICUBIC)
     return PagePicture(
         page.number, jpeg(small, jpeg_quality), width, height, page.dpi, page.grey, page.warnings
@@ -109,7 +109,7 @@ def for_layout(page: Raster, jpeg_quality: int) -> PagePicture:
 
 
 def jpeg(image: Image.Image, quality: int) -> bytes:
-    """An RGB or grey picture as a JPEG."""
+    """Encode an RGB or grey picture as a JPEG."""
     out = BytesIO()
     image.save(out, "JPEG", quality=quality)
     return out.getvalue()

@@ -1,7 +1,7 @@
 """One pass over a PDF page: text lines, pictures and drawings. Runs in the render child.
 
-MuPDF writes its structured text as JSON in C, which costs about what plain text does;
-building the same in Python objects costs twice that.
+MuPDF writes its structured text as JSON in C, which costs about as much as plain text;
+building the same in Python objects costs twice as much.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from rag_service.pdf.child.mupdf import mupdf, pymupdf
 
-# Tenths of a point: MuPDF writes whole numbers.
+# The JSON is in tenths of a point, as MuPDF writes whole numbers.
 _SCALE = 10
-# Codes of glyphs without Unicode are often the letters themselves; textlayer.py judges them.
+# Codes of glyphs without Unicode are often the letters themselves; text_layer.py checks them.
 _FLAGS = (
     mupdf.FZ_STEXT_PRESERVE_WHITESPACE
     | mupdf.FZ_STEXT_PRESERVE_IMAGES
@@ -46,7 +46,7 @@ class PdfBox(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A run of text on one baseline, with the font of its first letter; `raw` is uncleaned."""
+    """Text on one baseline, with the font of its first letter; `raw` is not cleaned up."""
 
     box: PdfBox
     size: float
@@ -56,21 +56,21 @@ class Line(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Lines that MuPDF takes for one paragraph."""
+    """Lines that MuPDF groups into one paragraph."""
 
     box: PdfBox
     lines: list[Line]
 
 
 class Stroke(NamedTuple):
-    """A drawn path's bounds; `rectangle`: it is one, drawn as an outline or filled."""
+    """A drawn path's bounds; `rectangle`: it is a rectangle, as an outline or filled."""
 
     box: PdfBox
     rectangle: bool
 
 
 class Word(NamedTuple):
-    """A word and its place."""
+    """A word and its box."""
 
     box: PdfBox
     text: str
@@ -78,7 +78,7 @@ class Word(NamedTuple):
 
 @dataclass
 class PageContent:
-    """What stands on a page, in the order of its content stream."""
+    """The text and the pictures of a page, in the order of its content stream."""
 
     width: float
     height: float
@@ -92,28 +92,28 @@ class PageContent:
         return "\n".join(line.raw for block in self.blocks for line in block.lines)
 
     def strokes(self) -> list[Stroke]:
-        """Bounds of everything drawn; asked for only where `drawings` make a grid likely."""
-        written = _written(self._structured, mupdf.fz_print_stext_page_as_xml_with_flags, 1, 0)
+        """Return the bounds of everything drawn. Slow: call it only if a grid is likely."""
+        xml = _print(self._structured, mupdf.fz_print_stext_page_as_xml_with_flags, 1, 0)
         return [
             Stroke(PdfBox(*map(float, bounds.split())), rectangle == b"1")
-            for bounds, rectangle in _VECTOR.findall(written)
+            for bounds, rectangle in _VECTOR.findall(xml)
         ]
 
     def words(self) -> list[Word]:
-        """Every word with its own box, for lines that run through several table cells."""
+        """Return every word with its own box, for lines that span several table cells."""
         words = pymupdf.TextPage(self._structured).extractWORDS()
         return [Word(PdfBox(*word[:4]), word[4]) for word in words]
 
 
 def extract(page: Any) -> PageContent:
-    """Read a pymupdf Page; raises what MuPDF raises."""
+    """Read a pymupdf Page. Raises MUPDF_ERRORS."""
     bounds = mupdf.fz_bound_page(page.this)
     structured = _structured(page.this, bounds)
-    # Bytes of a broken encoding must not lose the page.
-    written = _written(structured, mupdf.fz_print_stext_page_as_json, _SCALE)
+    written = _print(structured, mupdf.fz_print_stext_page_as_json, _SCALE)
     blocks: list[Block] = []
     pictures: list[PdfBox] = []
     drawings = 0
+    # A broken encoding must not lose the page.
     for entry in json.loads(written.decode("utf-8", "replace"))["blocks"]:
         kind = entry["type"]
         if kind == "text":
@@ -127,7 +127,7 @@ def extract(page: Any) -> PageContent:
 
 
 def _structured(page: Any, bounds: Any) -> Any:
-    """The page with its annotations and form fields, unlike FzStextPage(page, options)."""
+    """Read the page with its annotations and form fields, unlike FzStextPage(page, options)."""
     structured = mupdf.FzStextPage(bounds)
     device = mupdf.fz_new_stext_device(structured, mupdf.FzStextOptions(_FLAGS))
     mupdf.fz_run_page(page, device, mupdf.FzMatrix(), mupdf.FzCookie())
@@ -135,7 +135,7 @@ def _structured(page: Any, bounds: Any) -> Any:
     return structured
 
 
-def _written(structured: Any, printer: Any, *arguments: int) -> bytes:
+def _print(structured: Any, printer: Any, *arguments: int) -> bytes:
     buffer = mupdf.FzBuffer(8192)
     output = mupdf.FzOutput(buffer)
     printer(output, structured, *arguments)
@@ -150,7 +150,7 @@ def _box(bbox: dict[str, int]) -> PdfBox:
 
 @lru_cache(maxsize=1024)
 def _is_mono(name: str, family: str) -> bool:
-    # Embedded fonts seldom set the flag behind the family.
+    # Embedded fonts seldom set the flag from which MuPDF takes the family.
     return family == "monospace" or _MONO_NAME.search(name) is not None
 
 

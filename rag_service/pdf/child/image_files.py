@@ -1,4 +1,4 @@
-"""Picture files as documents: each picture is a page for OCR. Runs in the render child."""
+"""Picture files as documents: each picture is one page. Runs in the render child."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FORMATS = {
     "image/tiff": ["TIFF"],
     "image/webp": ["WEBP"],
 }
-# Cameras and screens write 72 or 96 without meaning paper.
+# Cameras and screenshots write 72 or 96 DPI, which says nothing about paper.
 MIN_PAPER_DPI = 100
-# The sheet that a picture without a resolution is taken for: A3's long side.
-SHEET_INCHES = 16.54
+# The assumed paper of a picture without a resolution: A3's long side.
+PAPER_INCHES = 16.54
 # What Pillow raises on damaged files.
 _BAD_PICTURE = (OSError, SyntaxError, ValueError, EOFError, MemoryError)
 _SIXTEEN_BITS = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
@@ -41,19 +41,19 @@ class ImageSource:
         self.media_type = media_type
         self._path = path
         self._limits = limits
-        # Memory is bounded in _load, by bytes instead of pixels.
+        # _load limits memory, in bytes instead of pixels.
         Image.MAX_IMAGE_PIXELS = None
         try:
             with self._open() as image:
                 frames = getattr(image, "n_frames", 1)
         except _BAD_PICTURE as error:
             raise CorruptPdf(f"The picture file is damaged ({error}).") from error
-        # Further frames of the other formats are animations and previews, not pages.
+        # In the other formats, more frames are animations and previews, not pages.
         self.pages: int = frames if media_type == "image/tiff" else 1
 
     def plan(self, number: int, mode: OcrMode, *, pixels: bool) -> PlannedPage:
-        """Blank or for OCR; never native."""
-        width, height, blank = self._look(number, pixels=pixels)
+        """Plan a picture: blank or OCR, and native without text if OCR is off."""
+        width, height, blank = self._measure(number, pixels=pixels)
         if blank:
             return PlannedPage(number, PagePlan.BLANK, "nothing is drawn", width, height)
         if mode is OcrMode.OFF:
@@ -65,7 +65,7 @@ class ImageSource:
         return PlannedPage(number, PagePlan.OCR, "a picture file", width, height)
 
     def draw(self, number: int, dpi: float) -> Raster:
-        """At its own pixels, or fewer: those that `dpi` gives on its paper, and max_pixels."""
+        """Draw a picture at its own size, or smaller as `dpi` and max_pixels demand."""
         try:
             with self._open() as file:
                 image = _flatten(self._load(file, number))
@@ -82,13 +82,13 @@ class ImageSource:
         return as_raster(image, number, resolution)
 
     def close(self) -> None:
-        """Nothing stays open between pages."""
+        """Do nothing: no file stays open between pages."""
 
     def _open(self) -> Image.Image:
         return Image.open(self._path, formats=FORMATS[self.media_type])
 
-    def _look(self, number: int, *, pixels: bool) -> tuple[float, float, bool]:
-        """Size in points as shown, and whether nothing is drawn."""
+    def _measure(self, number: int, *, pixels: bool) -> tuple[float, float, bool]:
+        """Return the size in points as shown, and whether nothing is drawn."""
         try:
             with self._open() as file:
                 file.seek(number - 1)
@@ -100,14 +100,14 @@ class ImageSource:
         return width, height, blank
 
     def _is_blank(self, file: Image.Image, number: int) -> bool:
-        side = round(math.sqrt(ink.LOOK_PIXELS))
+        side = round(math.sqrt(ink.PREVIEW_PIXELS))
         file.draft("L", (side, side))
         image = _flatten(self._load(file, number)).convert("L")
         image.thumbnail((side, side), reducing_gap=1.0)
         return ink.is_blank(image)
 
     def _load(self, file: Image.Image, number: int) -> Image.Image:
-        """Page `number`, decoded and upright; refuses what would not fit into memory."""
+        """Decode page `number`, upright. Raises PageTooLarge if it would not fit into memory."""
         file.seek(number - 1)
         width, height = file.size
         needed = width * height * len(file.getbands()) / (1 << 20)
@@ -123,9 +123,9 @@ class ImageSource:
 def choose_scale(
     size: tuple[int, int], paper_dpi: float | None, dpi: float, max_pixels: int
 ) -> tuple[Resolution, float]:
-    """How much smaller a picture of `size` pixels is sent, never larger, and the DPI that gives."""
+    """Return the DPI to draw a picture of `size` pixels at, and the scale, at most 1."""
     longest = max(size)
-    own = paper_dpi or max(longest / SHEET_INCHES, dpi)
+    own = paper_dpi or max(longest / PAPER_INCHES, dpi)
     wanted = min(1.0, dpi / own)
     possible = min(math.sqrt(max_pixels / (size[0] * size[1])), MAX_SIDE / longest)
     scale = min(wanted, possible)
@@ -133,7 +133,7 @@ def choose_scale(
 
 
 def _paper_dpi(image: Image.Image) -> float | None:
-    """The resolution written in the file, where it can mean paper."""
+    """Return the resolution written in the file, or None if it cannot be that of paper."""
     dpi = float(min(image.info.get("dpi") or (0, 0)))
     return dpi if dpi >= MIN_PAPER_DPI else None
 
@@ -145,16 +145,16 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def _flatten(image: Image.Image) -> Image.Image:
-    """RGB or grey; what is transparent becomes white paper."""
+    """Convert to RGB or grey; transparent areas become white."""
     if image.mode in _SIXTEEN_BITS:
         return image.convert("I").point(lambda level: level / 256).convert("L")
     if image.mode in ("1", "L"):
         return image.convert("L")
     if "A" in image.getbands() or "transparency" in image.info:
         layer = image.convert("RGBA")
-        sheet = Image.new("RGB", layer.size, "white")
-        sheet.paste(layer, mask=layer.getchannel("A"))
-        return sheet
+        paper = Image.new("RGB", layer.size, "white")
+        paper.paste(layer, mask=layer.getchannel("A"))
+        return paper
     return image.convert("RGB")
 
 

@@ -1,6 +1,6 @@
-"""The only module that imports PyMuPDF; import it from the render child alone.
+"""The only module that imports PyMuPDF; only the render child may import it.
 
-Typed as Any: its hints cover half of it.
+Typed as Any: PyMuPDF's type hints cover half of it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-# Where PyMuPDF's companions are installed they load a layout model into every process.
+# If these packages are installed, PyMuPDF loads a layout model into every process.
 for _companion in ("pymupdf.layout", "pymupdf4llm"):
     sys.modules[_companion] = None  # type: ignore[assignment]
 
@@ -18,7 +18,7 @@ from pymupdf import mupdf as _mupdf  # noqa: E402
 pymupdf: Any = _pymupdf
 mupdf: Any = _mupdf
 
-# Advice and complaints about broken files do not belong into anybody's log.
+# Advice and messages about broken files do not belong into the log.
 pymupdf.no_recommend_layout()
 pymupdf.TOOLS.mupdf_display_errors(False)
 pymupdf.TOOLS.mupdf_display_warnings(False)

@@ -1,4 +1,4 @@
-"""The open document inside the render child: a PDF or a picture file. Called by child.py."""
+"""The open document: a PDF or a picture file. Runs in the render child."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rag_service.states import OcrMode
 
 
 class OpenedFile(Protocol):
-    """Pages count from 1; both raise PageUnrenderable."""
+    """An open document. Pages count from 1; plan and draw raise PageUnrenderable."""
 
     media_type: str
     pages: int
@@ -59,14 +59,14 @@ class PdfSource:
         self._document.close()
 
     def _page(self, number: int) -> Any:
-        # PyMuPDF would take a number below 0 for a page from the end.
+        # PyMuPDF counts a number below 0 from the end.
         if not 1 <= number <= self.pages:
             raise PageUnrenderable(f"The document has no page {number}.", page=number)
         return self._document.load_page(number - 1)
 
 
 def open_file(path: Path, media_type: str, password: str | None, limits: ChildLimits) -> OpenedFile:
-    """Open by what the bytes show; `media_type`, what was declared, only words the refusal."""
+    """Open a file by its bytes; the declared `media_type` is only used in the error message."""
     kind = preflight.image_type(path)
     if kind is not None:
         return ImageSource(path, kind, limits)

@@ -1,6 +1,6 @@
 """A page's own text as Markdown: headings, lists, code, tables, paragraphs in reading order.
 
-Runs in the render child; called by plan.py.
+Runs in the render child.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from rag_service.pdf.child import ruled_tables
 from rag_service.pdf.child.extraction import Block, Line, PageContent, PdfBox
 from rag_service.pdf.child.text_cleanup import clean
 
-# Size relative to the page's commonest size, and the heading it makes.
+# Size relative to the page's most common size, and the heading mark for it.
 HEADING_SIZES = ((1.7, "# "), (1.35, "## "), (1.15, "### "))
 BOLD_HEADING = "### "
 MAX_HEADING_ROWS, MAX_HEADING, MAX_BOLD_HEADING = 3, 200, 100
 MIN_CODE_ROWS = 2
-# Lines of one paragraph: the gap between them in line heights, the indent in letters' heights.
+# Lines of one paragraph: the largest gap in line heights, the largest indent in font sizes.
 MAX_LINE_GAP, MAX_INDENT = 1.0, 2.0
-# The shortest line of running text, in letters' heights.
+# The shortest line of running text, in font sizes.
 MIN_MEASURE = 12.0
-# Chinese, Japanese and Korean signs begin here.
-WIDE_SIGNS = "\u2e80"
-# Lines stand on one row if they share this much of their height.
+# The first code point of Chinese, Japanese and Korean characters.
+FIRST_CJK = "\u2e80"
+# Lines are on one row if they share this much of their height.
 SAME_ROW = 0.5
 
 _BULLET = re.compile(r"(?:[•‣◦▪▫●○■□∙⁃➢➤➔✓✔\uf0b7\uf0a7\uf0d8\uf0fc]\s*|[-*·]\s+)(?=\S)")
@@ -36,12 +36,12 @@ _SYNTAX = re.compile(r"(?=#{1,6}\s|>|```|~~~)")
 _SOFT_HYPHEN_END = re.compile("\xad\\s*$")
 _LEADER = re.compile(r"\s*(?:\.\s?){4,}")
 _ENTRY = re.compile(r"… \w{1,6}$")
-_MEMBER = re.compile(r"[^\W_]")
+_LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 
 
 @dataclass(slots=True)
 class PageRow:
-    """What stands on one baseline of a block; the file has spaces before and after it."""
+    """The text on one baseline of a block; `spaced`: a space follows it in the file."""
 
     box: PdfBox
     size: float
@@ -61,39 +61,39 @@ class Style:
 
 
 def to_markdown(content: PageContent) -> str:
-    """The whole page; "" where nothing readable remains."""
-    found = ruled_tables.find_tables(content)
-    blocks = _outside(content.blocks, found) if found else content.blocks
-    blocks = _without_columns(blocks)
+    """Return the whole page as Markdown; "" if it has no readable text."""
+    tables = ruled_tables.find_tables(content)
+    blocks = _outside(content.blocks, tables) if tables else content.blocks
+    blocks = _split_across_columns(blocks)
     style = _body_style(blocks)
     parts: list[str] = []
     pending: list[PageRow] = []
-    for piece in in_reading_order(_pieces(blocks, found)):
+    for piece in in_reading_order(_pieces(blocks, tables)):
         if piece.place < len(blocks):
             rows = _rows(blocks[piece.place].lines)
             if _share_a_row(pending, rows):
                 _extend(pending[-1], rows[0])
                 pending += rows[1:]
-            elif _goes_on(pending, rows):
+            elif _continues(pending, rows):
                 pending += rows
             else:
-                parts += _written(pending, style)
+                parts += _to_parts(pending, style)
                 pending = rows
         else:
-            table = found[piece.place - len(blocks)]
-            parts += [*_written(pending, style), ruled_tables.to_markdown(table)]
+            table = tables[piece.place - len(blocks)]
+            parts += [*_to_parts(pending, style), ruled_tables.to_markdown(table)]
             pending = []
-    return "\n\n".join(parts + _written(pending, style))
+    return "\n\n".join(parts + _to_parts(pending, style))
 
 
-def _without_columns(blocks: list[Block]) -> list[Block]:
-    """In files drawn row by row a block runs across the columns; such blocks become lines."""
+def _split_across_columns(blocks: list[Block]) -> list[Block]:
+    """Split blocks that span several columns, as in files drawn row by row, into their lines."""
     beside = [_lines_side_by_side(block) for block in blocks]
     if sum(beside) < MIN_COLUMN_LINES:
         return blocks
     parts: list[Block] = []
-    for block, runs_across in zip(blocks, beside, strict=True):
-        parts += [Block(x.box, [x]) for x in block.lines] if runs_across else [block]
+    for block, spans_columns in zip(blocks, beside, strict=True):
+        parts += [Block(line.box, [line]) for line in block.lines] if spans_columns else [block]
     return parts
 
 
@@ -101,12 +101,12 @@ def _lines_side_by_side(block: Block) -> int:
     return sum(_same_row(left.box, right.box) for left, right in pairwise(block.lines))
 
 
-def _pieces(blocks: Sequence[Block], found: Sequence[ruled_tables.Table]) -> list[PlacedPiece]:
+def _pieces(blocks: Sequence[Block], tables: Sequence[ruled_tables.Table]) -> list[PlacedPiece]:
     pieces = [
         PlacedPiece(place, block.box, len(block.lines), sum(len(line.raw) for line in block.lines))
         for place, block in enumerate(blocks)
     ]
-    for place, table in enumerate(found, start=len(blocks)):
+    for place, table in enumerate(tables, start=len(blocks)):
         characters = sum(len(cell) for row in table.cells for cell in row)
         pieces.append(PlacedPiece(place, table.box, len(table.cells), characters))
     return pieces
@@ -116,8 +116,8 @@ def _share_a_row(above: Sequence[PageRow], below: Sequence[PageRow]) -> bool:
     return bool(above and below) and _same_row(above[-1].box, below[0].box)
 
 
-def _goes_on(above: Sequence[PageRow], below: Sequence[PageRow]) -> bool:
-    """True if MuPDF cut a paragraph or a listing with wide line spacing into blocks."""
+def _continues(above: Sequence[PageRow], below: Sequence[PageRow]) -> bool:
+    """Return True if MuPDF cut a paragraph or a listing with wide line spacing into blocks."""
     if not above or not below:
         return True
     last, first = above[-1], below[0]
@@ -131,14 +131,14 @@ def _goes_on(above: Sequence[PageRow], below: Sequence[PageRow]) -> bool:
     if abs(last.box.x0 - first.box.x0) > MAX_INDENT * last.size or not _is_full(last):
         return False
     right = max(row.box.x1 for row in (*above, *below))
-    return not _starts_item(first.text) and not _meant_break(last, first, right)
+    return not _starts_item(first.text) and not _is_intended_break(last, first, right)
 
 
-def _outside(blocks: Sequence[Block], found: Sequence[ruled_tables.Table]) -> list[Block]:
-    """Blocks without the lines that stand in tables."""
+def _outside(blocks: Sequence[Block], tables: Sequence[ruled_tables.Table]) -> list[Block]:
+    """Return the blocks without the lines that are in tables."""
     kept = []
     for block in blocks:
-        lines = [line for line in block.lines if not any(_in(line.box, t.box) for t in found)]
+        lines = [line for line in block.lines if not any(_is_in(line.box, t.box) for t in tables)]
         if len(lines) == len(block.lines):
             kept.append(block)
         elif lines:
@@ -146,7 +146,7 @@ def _outside(blocks: Sequence[Block], found: Sequence[ruled_tables.Table]) -> li
     return kept
 
 
-def _in(box: PdfBox, outer: PdfBox) -> bool:
+def _is_in(box: PdfBox, outer: PdfBox) -> bool:
     x, y = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
     return outer.x0 <= x <= outer.x1 and outer.y0 <= y <= outer.y1
 
@@ -174,7 +174,7 @@ def _body_style(blocks: Sequence[Block]) -> Style:
     return Style(size, bold)
 
 
-def _written(rows: Sequence[PageRow], style: Style) -> list[str]:
+def _to_parts(rows: Sequence[PageRow], style: Style) -> list[str]:
     if len(rows) >= MIN_CODE_ROWS and all(row.mono for row in rows):
         return [_code(rows)]
     parts: list[str] = []
@@ -208,7 +208,7 @@ def _row(line: Line) -> PageRow:
 
 
 def _shortened(text: str) -> str:
-    """Leaders, the dots that lead to a page number, are noise to a search and to a reader."""
+    """Replace leaders, the dots that lead to a page number, which disturb search and readers."""
     if "...." in text or ". . . ." in text:
         return _LEADER.sub(" … ", text).rstrip()
     return text
@@ -217,7 +217,7 @@ def _shortened(text: str) -> str:
 def _same_row(left: PdfBox, right: PdfBox) -> bool:
     _, left_y0, left_x1, left_y1 = left
     right_x0, right_y0, _, right_y1 = right
-    # Mostly decided here: the next line begins further left.
+    # Usually decided here: the next line begins further left.
     if right_x0 < left_x1 - 1:
         return False
     shared = min(left_y1, right_y1) - max(left_y0, right_y0)
@@ -225,7 +225,7 @@ def _same_row(left: PdfBox, right: PdfBox) -> bool:
 
 
 def _extend(row: PageRow, more: PageRow) -> None:
-    """Add what stands further right on the row."""
+    """Add the text that is further right on the row."""
     if len(more.text) > len(row.text):
         row.size = more.size
     row.box = _union(row.box, more.box)
@@ -236,7 +236,7 @@ def _extend(row: PageRow, more: PageRow) -> None:
 
 
 def _by_heading(rows: Sequence[PageRow], style: Style) -> Iterator[tuple[str, list[PageRow]]]:
-    """Runs of rows under one heading mark; ordinary rows under none."""
+    """Yield groups of rows with their heading mark; ordinary rows have the mark ""."""
     for mark, run in groupby(rows, key=lambda row: _heading_mark(row, style)):
         group = list(run)
         yield (mark if mark and _is_heading(group, mark) else ""), group
@@ -247,7 +247,8 @@ def _is_heading(rows: Sequence[PageRow], mark: str) -> bool:
     longest = MAX_BOLD_HEADING if mark == BOLD_HEADING else MAX_HEADING
     if len(rows) > MAX_HEADING_ROWS or not 1 < len(text) <= longest:
         return False
-    return text[-1] not in ".,;:" and not _BULLET.match(text) and bool(_MEMBER.search(text))
+    ends_as_heading = text[-1] not in ".,;:"
+    return ends_as_heading and not _BULLET.match(text) and bool(_LETTER_OR_DIGIT.search(text))
 
 
 def _heading_mark(row: PageRow, style: Style) -> str:
@@ -263,13 +264,13 @@ def _heading_mark(row: PageRow, style: Style) -> str:
 
 
 def _paragraph(rows: Sequence[PageRow]) -> str:
-    """Rows joined to running text; a line break stays where the writer meant one."""
+    """Join rows to running text; intended line breaks are kept."""
     right = max(row.box.x1 for row in rows)
     text = _item(rows[0].text)
     for above, row in pairwise(rows):
         if _is_broken_word(text) and row.text[0].islower():
             text = text[:-1] + row.text
-        elif _starts_item(row.text) or _meant_break(above, row, right):
+        elif _starts_item(row.text) or _is_intended_break(above, row, right):
             text += "\n" + _item(row.text)
         else:
             text += ("" if _is_one_word(above, row) else " ") + row.text
@@ -286,13 +287,13 @@ def _is_broken_word(text: str) -> bool:
 
 
 def _is_one_word(above: PageRow, row: PageRow) -> bool:
-    """Scripts of wide signs break lines anywhere; a break is a space only where one is written."""
-    wide = above.text[-1] >= WIDE_SIGNS and row.text[0] >= WIDE_SIGNS
-    return wide and not above.spaced and _is_full(above)
+    """Return True for CJK text, which breaks lines anywhere, if the line ends without a space."""
+    cjk = above.text[-1] >= FIRST_CJK and row.text[0] >= FIRST_CJK
+    return cjk and not above.spaced and _is_full(above)
 
 
 def _is_full(row: PageRow) -> bool:
-    """Long enough to be a line of running text, unlike those of an address."""
+    """Return True if the row is long enough for running text, unlike lines of an address."""
     return row.box.width >= MIN_MEASURE * row.size
 
 
@@ -300,8 +301,8 @@ def _starts_item(text: str) -> bool:
     return bool(_BULLET.match(text) or _NUMBERED.match(text))
 
 
-def _meant_break(above: PageRow, row: PageRow, right: float) -> bool:
-    """The next row's first word would have fitted on this one, or it ends a line of contents."""
+def _is_intended_break(above: PageRow, row: PageRow, right: float) -> bool:
+    """Return True if the next word would have fitted, or the row is an entry of a contents list."""
     if "…" in above.text and _ENTRY.search(above.text):
         return True
     letter = above.box.width / len(above.text)

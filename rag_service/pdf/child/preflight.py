@@ -1,4 +1,4 @@
-"""Opens a file, or says in one named answer why not. Runs in the render child."""
+"""Opens and unlocks a PDF, or raises the error that says why not. Runs in the render child."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rag_service.pdf.media_type import IMAGES, media_type_of
 
 # Some producers write mail headers or a whole web page before %PDF.
 HEADER_BYTES = 1 << 16
-# What pymupdf's authenticate() answers.
+# The bit that pymupdf's authenticate() returns for a user password.
 USER_PASSWORD = 2
 
 MUPDF_ERRORS = (mupdf.FzErrorBase, RuntimeError, ValueError, MemoryError)
@@ -28,17 +28,17 @@ _NAMED_FILE = re.compile(r"\s*\b(?:file\s+)?'[^']*/[^']*'")
 
 
 def image_type(path: Path) -> str | None:
-    """The media type of a picture file, None for anything else. Raises EmptyFile."""
+    """Return the media type of a picture file, None for any other file. Raises EmptyFile."""
     kind = media_type_of(_head(path))
     return kind if kind in IMAGES else None
 
 
 def open_pdf(path: Path, password: str | None) -> Any:
-    """An unlocked pymupdf Document with at least one page.
+    """Return an unlocked pymupdf Document with at least one page.
 
     Raises UnsupportedType, CorruptPdf, EncryptedPdf, WrongPassword, EmptyPdf.
     """
-    says_pdf = b"%PDF" in _head(path)
+    has_pdf_header = b"%PDF" in _head(path)
     try:
         document = pymupdf.open(path, filetype="pdf")
         unlock(document, password)
@@ -46,17 +46,17 @@ def open_pdf(path: Path, password: str | None) -> Any:
             raise UnsupportedType
         pages = document.page_count
     except MUPDF_ERRORS as error:
-        raise CorruptPdf(_reason(error)) if says_pdf else UnsupportedType() from error
+        raise CorruptPdf(_reason(error)) if has_pdf_header else UnsupportedType() from error
     if pages < 1:
         raise EmptyPdf
     return document
 
 
 def unlock(document: Any, password: str | None) -> None:
-    """Use the password, where one is needed; raises EncryptedPdf or WrongPassword."""
+    """Use the password if one is needed. Raises EncryptedPdf or WrongPassword."""
     if not document.needs_pass:
         return
-    # An empty owner password would open a file whose user password nobody gave.
+    # An empty owner password would open a file whose user password was not given.
     if not password:
         if not document.authenticate("") & USER_PASSWORD:
             raise EncryptedPdf
@@ -65,7 +65,7 @@ def unlock(document: Any, password: str | None) -> None:
 
 
 def decrypt(path: Path, password: str, target: Path) -> None:
-    """Write an unencrypted copy; raises EncryptedPdf, WrongPassword, CorruptPdf."""
+    """Write an unencrypted copy. Raises EncryptedPdf, WrongPassword, CorruptPdf."""
     document = open_pdf(path, password)
     try:
         document.save(target, encryption=pymupdf.PDF_ENCRYPT_NONE)
@@ -84,6 +84,6 @@ def _head(path: Path) -> bytes:
 
 
 def _reason(error: BaseException) -> str:
-    """MuPDF's own words, without the path: where bytes are stored is nobody's business."""
-    said = _NAMED_FILE.sub("", str(error).splitlines()[0])[:200].strip()
-    return f"{CorruptPdf().message} ({said})" if said else CorruptPdf().message
+    """Return MuPDF's message without the file's path, which users must not see."""
+    message = _NAMED_FILE.sub("", str(error).splitlines()[0])[:200].strip()
+    return f"{CorruptPdf().message} ({message})" if message else CorruptPdf().message

@@ -1,4 +1,4 @@
-"""A page's pixels, and the newest few of them kept for who reads a page by its parts.
+"""A page's pixels, and a cache of the newest, for pages that are read region by region.
 
 Runs in the render child.
 """
@@ -16,7 +16,7 @@ from rag_service.pdf.results import PdfWarning
 
 @dataclass(frozen=True, slots=True)
 class Raster:
-    """A page as drawn: an RGB picture, or a grey one; `dpi` is the resolution it really has."""
+    """A page as drawn: an RGB picture, or a grey one; `dpi` is its actual resolution."""
 
     number: int
     image: Image.Image
@@ -33,25 +33,25 @@ class Raster:
 
 
 class RasterCache:
-    """The rasters of one document, the oldest out; together at most `max_bytes`, or just one."""
+    """The newest rasters of one document: at most `max_bytes` together, but at least one."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[tuple[int, float], Raster] = OrderedDict()
 
     def get(self, number: int, dpi: float) -> Raster | None:
-        """The page drawn for that resolution, where it is still here."""
+        """Return the page drawn for that resolution, or None if it is no longer kept."""
         return self._kept.get((number, dpi))
 
     def keep(self, raster: Raster, dpi: float) -> None:
-        """`dpi` is what was asked for, which a large page does not get."""
+        """Keep a page; `dpi` is what was requested, which may be more than the raster has."""
         self._kept[raster.number, dpi] = raster
         self._kept.move_to_end((raster.number, dpi))
         while len(self._kept) > 1 and self._bytes() > self._max_bytes:
             self._kept.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget all: another document is opened."""
+        """Remove all pages, when another document is opened."""
         self._kept.clear()
 
     def _bytes(self) -> int:
@@ -59,8 +59,8 @@ class RasterCache:
 
 
 def as_image(pixels: Any) -> Image.Image:
-    """A grey or RGB pymupdf Pixmap as a Pillow picture."""
+    """Convert a grey or RGB pymupdf Pixmap to a Pillow picture."""
     mode = "L" if pixels.n == 1 else "RGB"
     size = (pixels.width, pixels.height)
-    # frombuffer would keep pointing into the pixmap after it is gone; this copies.
+    # Copies the samples: frombuffer would still point into the pixmap after it is freed.
     return Image.frombytes(mode, size, pixels.samples_mv, "raw", mode, pixels.stride, 1)

@@ -1,4 +1,7 @@
-"""PyMuPDF as a shrinker, and the proof that a shrunk copy shows its original. Render child only."""
+"""PyMuPDF as a shrinker, and the comparison of a shrunk copy with its original.
+
+Runs in the render child.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from typing import Any
 
 from rag_service.pdf.child import ink, preflight
 from rag_service.pdf.child.mupdf import mupdf, pymupdf
-from rag_service.pdf.child.render import look_at
+from rag_service.pdf.child.render import preview_of
 from rag_service.pdf.results import ShrinkFailed
 
-# Less is gained from pictures that are only a little finer than what they are brought to.
+# Shrinking pictures that are only a little finer than the target gains nothing.
 THRESHOLD = 1.1
 JPEG_QUALITY = "60"
-# Black and white pictures have no grey to keep letters legible, and compress well: as Ghostscript.
+# As Ghostscript: black and white pictures have no grey that keeps letters legible at less.
 BITONAL_DPI, BITONAL_THRESHOLD = 300, 450
 
 # Pixels by which two small pictures of one page may differ in size.
@@ -23,7 +26,7 @@ _PLAIN = {1: "/DeviceGray", 4: "/DeviceCMYK"}
 
 
 def rewrite_images(path: Path, dpi: int, target: Path) -> None:
-    """Write a copy with pictures of at most about `dpi`; raises ShrinkFailed."""
+    """Write a copy with pictures of at most about `dpi`. Raises ShrinkFailed."""
     document = preflight.open_pdf(path, None)
     try:
         _use_plain_colours(document)
@@ -38,10 +41,10 @@ def rewrite_images(path: Path, dpi: int, target: Path) -> None:
 
 
 def _use_plain_colours(document: Any) -> None:
-    """Give grey and CMYK pictures the plain colour space in place of an ICC profile of their own.
+    """Give grey and CMYK pictures the plain colour space instead of their own ICC profile.
 
     With such a profile on one channel, rewrite_images of MuPDF 1.28 spreads the samples of a row
-    over three, and nothing stays legible.
+    over three channels, and nothing stays legible.
     """
     file = mupdf.pdf_document_from_fz_document(document)
     for xref in range(1, document.xref_length()):
@@ -61,7 +64,7 @@ def _options(dpi: int) -> Any:
     for kind in ("color_lossless", "color_lossy", "gray_lossless", "gray_lossy"):
         setattr(options, f"{kind}_image_recompress_method", mupdf.FZ_RECOMPRESS_JPEG)
         setattr(options, f"{kind}_image_recompress_quality", JPEG_QUALITY)
-        # The other method, AVERAGE, divides by whole numbers and may leave 300 DPI as they are.
+        # The other method, AVERAGE, divides by whole numbers and may leave 300 DPI unchanged.
         setattr(options, f"{kind}_image_subsample_method", mupdf.FZ_SUBSAMPLE_BICUBIC)
         setattr(options, f"{kind}_image_subsample_threshold", round(dpi * THRESHOLD))
         setattr(options, f"{kind}_image_subsample_to", dpi)
@@ -73,28 +76,28 @@ def _options(dpi: int) -> Any:
 
 
 def compare(original: Path, copy: Path) -> Iterator[int]:
-    """Yields each page number once the page is seen to be the same; raises ShrinkFailed."""
-    theirs, ours = preflight.open_pdf(original, None), preflight.open_pdf(copy, None)
-    if ours.page_count != theirs.page_count:
+    """Yield each page number after its comparison. Raises ShrinkFailed at the first difference."""
+    before, after = preflight.open_pdf(original, None), preflight.open_pdf(copy, None)
+    if after.page_count != before.page_count:
         raise ShrinkFailed(
-            f"The shrunk file has {ours.page_count} pages instead of {theirs.page_count}."
+            f"The shrunk file has {after.page_count} pages instead of {before.page_count}."
         )
-    for number in range(1, theirs.page_count + 1):
-        if _lost(theirs, ours, number - 1):
+    for number in range(1, before.page_count + 1):
+        if _is_lost(before, after, number - 1):
             raise ShrinkFailed(f"The shrunk file lost what page {number} shows.")
         yield number
-    theirs.close()
-    ours.close()
+    before.close()
+    after.close()
 
 
-def _lost(theirs: Any, ours: Any, index: int) -> bool:
+def _is_lost(before: Any, after: Any, index: int) -> bool:
     try:
-        wanted = look_at(theirs[index]).image
+        wanted = preview_of(before[index]).image
     except preflight.MUPDF_ERRORS:
-        # Nobody could see it before.
+        # The original cannot be drawn either.
         return False
     try:
-        found = look_at(ours[index]).image
+        found = preview_of(after[index]).image
         turned = any(abs(a - b) > ROUNDING for a, b in zip(wanted.size, found.size, strict=True))
         return turned or ink.differs(wanted, found)
     except preflight.MUPDF_ERRORS:

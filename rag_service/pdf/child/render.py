@@ -1,4 +1,4 @@
-"""Draws PDF pages: small and grey to look at, or for OCR. Runs in the render child."""
+"""Draws PDF pages: as a small grey preview, or for OCR. Runs in the render child."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from rag_service.errors import PageTooLarge
-from rag_service.pdf.child.ink import LOOK_DPI, LOOK_PIXELS, Look
+from rag_service.pdf.child.ink import PREVIEW_DPI, PREVIEW_PIXELS, PagePreview
 from rag_service.pdf.child.mupdf import mupdf, pymupdf
 from rag_service.pdf.child.page_colour import has_colour, is_surely_grey
 from rag_service.pdf.child.raster import Raster, as_image
@@ -18,7 +18,7 @@ from rag_service.pdf.results import PdfWarning
 
 POINTS_PER_INCH = 72
 MIN_DPI = 50
-# Vision servers refuse slivers.
+# Vision servers refuse very narrow pictures.
 MIN_SIDE = 32
 # JPEG's own limit.
 MAX_SIDE = 65_500
@@ -26,27 +26,27 @@ MAX_SIDE = 65_500
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The DPI a page will be drawn at; `capped`: less than was asked for."""
+    """The DPI at which a page is drawn; `capped`: less than was requested."""
 
     dpi: float
     capped: bool
 
 
-def look_at(page: Any) -> Look:
-    """A small grey picture of a pymupdf Page, at most LOOK_PIXELS."""
+def preview_of(page: Any) -> PagePreview:
+    """Draw a small grey picture of a pymupdf Page, at most PREVIEW_PIXELS."""
     area = max(page.rect.width * page.rect.height, 1e-6)
-    scale = min(LOOK_DPI / POINTS_PER_INCH, math.sqrt(LOOK_PIXELS / area))
-    # A page of a few points must not shrink to no pixel at all.
+    scale = min(PREVIEW_DPI / POINTS_PER_INCH, math.sqrt(PREVIEW_PIXELS / area))
+    # A page of a few points needs at least one pixel.
     scale = max(scale, 1 / max(min(page.rect.width, page.rect.height), 1e-6))
-    look = Look(_pixels(page.get_displaylist(), scale, pymupdf.csGRAY), scale)
+    preview = PagePreview(_pixels(page.get_displaylist(), scale, pymupdf.csGRAY), scale)
     _forget_pictures()
-    return look
+    return preview
 
 
 def draw_page(page: Any, number: int, dpi: float, *, max_pixels: int) -> Raster:
-    """A pymupdf Page, grey where it has no colour.
+    """Draw a pymupdf Page, in grey if it has no colour.
 
-    Raises PageTooLarge where max_pixels would leave under MIN_DPI, and what MuPDF raises.
+    Raises PageTooLarge if max_pixels would leave under MIN_DPI, and MUPDF_ERRORS.
     """
     resolution = choose_resolution(page.rect.width, page.rect.height, dpi, max_pixels)
     if resolution.capped and resolution.dpi < min(MIN_DPI, dpi):
@@ -60,7 +60,7 @@ def draw_page(page: Any, number: int, dpi: float, *, max_pixels: int) -> Raster:
 
 
 def choose_resolution(width: float, height: float, dpi: float, max_pixels: int) -> Resolution:
-    """DPI for a page of that size in points: enough for MIN_SIDE, at most max_pixels."""
+    """Return the DPI for a page of that size in points: enough for MIN_SIDE, at most max_pixels."""
     width_in, height_in = max(width, 0.01) / POINTS_PER_INCH, max(height, 0.01) / POINTS_PER_INCH
     wanted = max(dpi, MIN_SIDE / min(width_in, height_in))
     possible = min(
@@ -70,7 +70,7 @@ def choose_resolution(width: float, height: float, dpi: float, max_pixels: int) 
 
 
 def as_raster(image: Image.Image, number: int, resolution: Resolution) -> Raster:
-    """An RGB or grey picture as a page's raster."""
+    """Return an RGB or grey picture as a page's raster."""
     grey = image.mode == "L" or not has_colour(image)
     image = _at_least_min_side(image.convert("L") if grey else image)
     dpi = round(resolution.dpi, 1)
@@ -81,15 +81,15 @@ def as_raster(image: Image.Image, number: int, resolution: Resolution) -> Raster
 def _at_least_min_side(image: Image.Image) -> Image.Image:
     if min(image.size) >= MIN_SIDE:
         return image
-    sheet = Image.new(
+    padded = Image.new(
         image.mode, (max(image.width, MIN_SIDE), max(image.height, MIN_SIDE)), "white"
     )
-    sheet.paste(image, (0, 0))
-    return sheet
+    padded.paste(image, (0, 0))
+    return padded
 
 
 def _drawn(page: Any, scale: float) -> Image.Image:
-    """RGB, or grey where it is cheaper and certain."""
+    """Draw in RGB, or in grey if that is cheaper and the page certainly has no colour."""
     drawing = page.get_displaylist()
     image = draw_scan(drawing, scale)
     if image is None:
@@ -104,5 +104,5 @@ def _pixels(drawing: Any, scale: float, colours: Any) -> Image.Image:
 
 
 def _forget_pictures() -> None:
-    """MuPDF would keep up to 256 MiB of pictures, packed and decoded, which no later page shows."""
+    """Empty MuPDF's cache of up to 256 MiB of pictures, which no later page shows."""
     mupdf.fz_empty_store()

@@ -1,4 +1,4 @@
-"""Answers a parent's requests inside the render child, one after the other. Started by child.py."""
+"""Answers the parent's requests inside the render child, one after the other."""
 
 from __future__ import annotations
 
@@ -18,15 +18,23 @@ from rag_service.pdf.child.opened_file import OpenedFile, open_file
 from rag_service.pdf.child.raster import Raster, RasterCache
 from rag_service.pdf.child_limits import ChildLimits
 from rag_service.pdf.pipe_frames import Frame
-from rag_service.pdf.results import PagePicture, PdfWarning, PlannedPage, RenderedPage
+from rag_service.pdf.result_frames import (
+    WarningRow,
+    crops_frame,
+    drawn_head,
+    error_head,
+    planned_head,
+    warning_rows,
+)
+from rag_service.pdf.results import PdfWarning
 from rag_service.states import OcrMode
 
 MIB = 1 << 20
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Service:
-    """Holds the open document."""
+class RequestHandler:
+    """The open document and the requests about it: `do: X` is answered by `_do_X`."""
 
     def __init__(self, answers: BinaryIO, limits: ChildLimits) -> None:
         self._answers = answers
@@ -36,18 +44,18 @@ class Service:
         self._cutter = Cutter(
             CropSize(limits.crop_min_pixels, limits.crop_max_side), limits.jpeg_quality
         )
-        # Kept open: it is read with every answer.
+        # Kept open, as it is read for every answer.
         self._memory = os.open("/proc/self/statm", os.O_RDONLY)
 
     def serve(self, requests: BinaryIO) -> None:
-        """Until the parent closes the pipe."""
+        """Answer requests until the parent closes the pipe."""
         self._answer({})
         while (request := pipe_frames.read(requests)) is not None:
             handle = getattr(self, "_do_" + request.head["do"])
             try:
                 handle(request.head)
             except RagServiceError as error:
-                self._answer(_error(error))
+                self._answer(error_head(error))
 
     def _do_open(self, head: dict[str, Any]) -> None:
         self._close()
@@ -56,7 +64,7 @@ class Service:
         self._answer(
             {
                 "pages": source.pages, "media_type": source.media_type,
-                "repaired": source.repaired, "warnings": _warnings(_repaired(source)),
+                "repaired": source.repaired, "warnings": warning_rows(_repair_warnings(source)),
             }
         )  # fmt: skip
 
@@ -66,45 +74,42 @@ class Service:
             try:
                 page = self._opened().plan(number, mode, pixels=head["pixels"])
             except RagServiceError as error:
-                self._answer(_error(error))
+                self._answer(error_head(error))
             except Exception as error:
-                self._answer(_error(_fault(number, error)))
+                self._answer(error_head(_unexpected(number, error)))
             else:
-                self._answer(_planned(page))
+                self._answer(planned_head(page))
 
     def _do_render(self, head: dict[str, Any]) -> None:
-        with _blamed_on(head["page"]):
+        with _page_errors(head["page"]):
             page = crops.whole_page(self._raster(head), self._limits.jpeg_quality)
-        self._answer(_drawn(page), page.jpeg)
+        self._answer(drawn_head(page), page.jpeg)
 
-    def _do_look(self, head: dict[str, Any]) -> None:
-        with _blamed_on(head["page"]):
+    def _do_layout_picture(self, head: dict[str, Any]) -> None:
+        with _page_errors(head["page"]):
             picture = crops.for_layout(self._kept_raster(head), self._limits.jpeg_quality)
-        self._answer(_drawn(picture), picture.jpeg)
+        self._answer(drawn_head(picture), picture.jpeg)
 
     def _do_crops(self, head: dict[str, Any]) -> None:
-        cut = self._cutter.for_ocr if head["fit"] else self._cutter.as_they_are
-        with _blamed_on(head["page"]):
-            parts = cut(self._kept_raster(head), head["boxes"])
-        self._answer(
-            {"crops": [(len(part.jpeg), part.width, part.height) for part in parts]},
-            b"".join(part.jpeg for part in parts),
-        )
+        cut = self._cutter.for_ocr if head["fit"] else self._cutter.unscaled
+        with _page_errors(head["page"]):
+            frame = crops_frame(cut(self._kept_raster(head), head["boxes"]))
+        self._answer(frame.head, frame.body)
 
     def _do_decrypt(self, head: dict[str, Any]) -> None:
         preflight.decrypt(Path(head["path"]), head["password"], Path(head["target"]))
         self._answer({})
 
     def _do_slice(self, head: dict[str, Any]) -> None:
-        """One frame where pages could be taken over as they are; else one before each drawing."""
+        """Answer with one frame if pages are copied, else with one more before each drawing."""
         path, pages, target = Path(head["path"]), head["pages"], Path(head["target"])
-        warnings: list[tuple[str, str, int | None]] = []
+        warnings: list[WarningRow] = []
         if head["jpeg_quality"] or not slices.select(path, pages, target):
             quality = head["jpeg_quality"] or slices.FINE_QUALITY
             with closing(open_file(path, "", None, self._limits)) as source:
                 for drawn in slices.draw(source, pages, head["dpi"], quality, target):
                     self._answer({"page": drawn.number})
-                    warnings += _warnings(drawn.warnings)
+                    warnings += warning_rows(drawn.warnings)
         self._answer({"last": True, "warnings": warnings})
 
     def _do_rewrite_images(self, head: dict[str, Any]) -> None:
@@ -117,7 +122,7 @@ class Service:
         self._answer({"last": True})
 
     def _kept_raster(self, head: dict[str, Any]) -> Raster:
-        """The page, which stays for the next request about it."""
+        """Return the page and keep it for the next request about it."""
         raster = self._raster(head)
         self._rasters.keep(raster, head["dpi"])
         return raster
@@ -145,46 +150,24 @@ class Service:
         return int(os.pread(self._memory, 128, 0).split()[1]) * PAGE_SIZE / MIB
 
 
-def _repaired(source: OpenedFile) -> tuple[PdfWarning, ...]:
+def _repair_warnings(source: OpenedFile) -> tuple[PdfWarning, ...]:
     if not source.repaired:
         return ()
     return (PdfWarning("repaired_pdf", "The file is damaged and was repaired while opening."),)
 
 
 @contextmanager
-def _blamed_on(number: int) -> Iterator[None]:
+def _page_errors(number: int) -> Iterator[None]:
+    """Turn unexpected errors into the page's PageUnrenderable."""
     try:
         yield
     except RagServiceError:
         raise
     except Exception as error:
-        raise _fault(number, error) from error
+        raise _unexpected(number, error) from error
 
 
-def _fault(number: int, error: Exception) -> PageUnrenderable:
-    """A fault of ours on one page: told on stderr, and it costs that page only."""
+def _unexpected(number: int, error: Exception) -> PageUnrenderable:
+    """Print a bug's traceback to stderr and return an error that fails only this page."""
     traceback.print_exception(error, file=sys.stderr)
     return PageUnrenderable(f"Page {number} cannot be read ({type(error).__name__}).", page=number)
-
-
-def _error(error: RagServiceError) -> dict[str, Any]:
-    return {"error": error.code, "message": error.message}
-
-
-def _planned(page: PlannedPage) -> dict[str, Any]:
-    return {
-        "plan": page.plan, "reason": page.reason, "width": page.width_pt, "height": page.height_pt,
-        "markdown": page.markdown, "no_text": page.no_text,
-        "warnings": _warnings(page.warnings),
-    }  # fmt: skip
-
-
-def _drawn(page: RenderedPage | PagePicture) -> dict[str, Any]:
-    return {
-        "width": page.width, "height": page.height, "dpi": page.dpi, "grey": page.grey,
-        "warnings": _warnings(page.warnings),
-    }  # fmt: skip
-
-
-def _warnings(warnings: tuple[PdfWarning, ...]) -> list[tuple[str, str, int | None]]:
-    return [(warning.code, warning.message, warning.page) for warning in warnings]

@@ -1,6 +1,6 @@
-"""Tables that a page draws with rules. Runs in the render child; called by markdown.py.
+"""Tables that a page draws with ruled lines. Runs in the render child.
 
-Only a drawn grid counts: text that merely stands in columns stays text.
+Only a drawn grid counts: text that is merely aligned in columns stays text.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from rag_service.pdf.child.extraction import Line, PageContent, PdfBox, Stroke, Word
 from rag_service.pdf.child.text_cleanup import clean
 
-# Fewer drawings cannot be a grid; more are a map or a chart and cost time.
+# Fewer drawings cannot form a grid; more are a map or a chart and take long.
 MIN_DRAWINGS, MAX_DRAWINGS = 5, 4000
 RULE_THICKNESS = 3.0
 MIN_RULE = 8.0
-# Rules that nearly meet do meet, in points.
+# Rules whose ends are this close meet, in points.
 JOIN = 3.0
 MIN_CROSSED_RULES, MIN_CROSSINGS = 3, 2
 FRAME_SHARE = 0.9
@@ -25,7 +25,7 @@ MIN_FILLED_CELLS, FILLED_SHARE = 4, 0.25
 
 
 class Rule(NamedTuple):
-    """A rule at y = `at` from x = `start` to `end`; for a vertical one x and y are swapped."""
+    """A rule at y = `at` from x = `start` to `end`; for a vertical rule, x and y are swapped."""
 
     at: float
     start: float
@@ -54,7 +54,7 @@ class Table:
 
 
 def find_tables(content: PageContent) -> list[Table]:
-    """The page's ruled tables that hold text."""
+    """Return the page's ruled tables that contain text."""
     if not MIN_DRAWINGS <= content.drawings <= MAX_DRAWINGS:
         return []
     lines = [line for block in content.blocks for line in block.lines]
@@ -63,7 +63,7 @@ def find_tables(content: PageContent) -> list[Table]:
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table; its first row becomes the header, as the format demands one."""
+    """Return a pipe table; its first row becomes the header, which the format requires."""
     rows = ["| " + " | ".join(_escape(cell) for cell in row) + " |" for row in table.cells]
     return "\n".join([rows[0], "|" + " --- |" * len(table.cells[0]), *rows[1:]])
 
@@ -102,7 +102,7 @@ def _rules(content: PageContent) -> tuple[list[Rule], list[Rule]]:
 
 
 def _is_frame(stroke: Stroke, content: PageContent) -> bool:
-    """Borders and backgrounds of the whole page."""
+    """Return True for a border or a background of the whole page."""
     return (
         stroke.box.width >= FRAME_SHARE * content.width
         and stroke.box.height >= FRAME_SHARE * content.height
@@ -110,7 +110,7 @@ def _is_frame(stroke: Stroke, content: PageContent) -> bool:
 
 
 def _merged(rules: list[Rule]) -> list[Rule]:
-    """Pieces of one line become one rule; what stays too short is dropped. Sorted by place."""
+    """Join the pieces of each line to one rule, sorted by `at`; rules too short are dropped."""
     lanes: list[list[Rule]] = []
     for rule in sorted(rules):
         if lanes and rule.at - lanes[-1][0].at <= JOIN:
@@ -121,7 +121,7 @@ def _merged(rules: list[Rule]) -> list[Rule]:
 
 
 def _joined(lane: list[Rule]) -> list[Rule]:
-    """The rules of one lane, all at its first one's place, without overlaps and small gaps."""
+    """Join the rules of one lane at the place of the first, without overlaps and small gaps."""
     at = lane[0].at
     joined: list[Rule] = []
     for _, start, end in sorted(lane, key=lambda rule: rule.start):
@@ -135,7 +135,7 @@ def _joined(lane: list[Rule]) -> list[Rule]:
 def _connected(
     horizontals: list[Rule], verticals: list[Rule]
 ) -> list[tuple[list[Rule], list[Rule]]]:
-    """Sets of rules that hang together by crossings."""
+    """Return sets of rules that are connected by crossings."""
     sets: list[tuple[set[Rule], set[Rule]]] = []
     for horizontal in horizontals:
         crossed = _crossed_by(horizontal, verticals)
@@ -152,7 +152,7 @@ def _connected(
 
 
 def _crossed_by(horizontal: Rule, verticals: list[Rule]) -> set[Rule]:
-    """`verticals` are sorted by their place."""
+    """Return the vertical rules that cross this one; `verticals` are sorted by `at`."""
     first = bisect_left(verticals, (horizontal.start - JOIN,))
     last = bisect_right(verticals, (horizontal.end + JOIN, float("inf")))
     low, high = horizontal.at + JOIN, horizontal.at - JOIN
@@ -162,7 +162,7 @@ def _crossed_by(horizontal: Rule, verticals: list[Rule]) -> set[Rule]:
 def _grid(across: list[Rule], down: list[Rule]) -> Grid | None:
     columns = _distinct(rule.at for rule in down)
     rows = _distinct(rule.at for rule in across)
-    # Tables without outer verticals: the horizontals say how far the outer columns reach.
+    # In tables without outer verticals, the horizontals give the edges of the outer columns.
     left, right = min(rule.start for rule in across), max(rule.end for rule in across)
     if left < columns[0] - 2 * MIN_RULE:
         columns.insert(0, left)
@@ -204,7 +204,7 @@ def _fill(grid: Grid, lines: Sequence[Line], content: PageContent) -> Table | No
 
 
 def _cell(grid: Grid, box: PdfBox) -> tuple[int, int] | None:
-    """Row and column of a box: where its middle height and its start stand."""
+    """Return the row and column that contain a box's middle height and its left end."""
     middle = (box.y0 + box.y1) / 2
     start = min(box.x0 + JOIN, (box.x0 + box.x1) / 2)
     row = bisect_right(grid.rows, middle) - 1

@@ -1,7 +1,7 @@
-"""A PDF of some pages of a document, taken over or drawn. Runs in the render child.
+"""A PDF of some pages of a document, copied or drawn. Runs in the render child.
 
-Taken over with PyMuPDF's select(), which keeps layers and forms; inserting pages into a new
-file would lose them.
+Pages are copied with PyMuPDF's select(), which keeps layers and forms; inserting pages into a
+new file would lose them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rag_service.pdf.child.opened_file import OpenedFile
 from rag_service.pdf.child.render import POINTS_PER_INCH
 from rag_service.pdf.results import PdfWarning
 
-# Drawn pages are drawn again by whoever reads them, so they lose little here.
+# The reader draws these pages a second time, so little may be lost here.
 FINE_QUALITY = 90
 # A name drawn by the operator Do (PDF 1.7, 8.8).
 _DRAWN = re.compile(
@@ -29,14 +29,14 @@ _DRAWN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class DrawnPage:
-    """`number` is about to be drawn; the warnings are of the pages before it."""
+    """The page `number` that is drawn next, None at the end; the warnings of the page before."""
 
     number: int | None
     warnings: tuple[PdfWarning, ...] = ()
 
 
 def select(path: Path, pages: Sequence[int], target: Path) -> bool:
-    """Take pages (from 1) of a PDF over as they are; False where that cannot be done.
+    """Copy pages (from 1) of a PDF unchanged. Return False if that is not possible.
 
     Raises what preflight.open_pdf raises.
     """
@@ -48,7 +48,7 @@ def select(path: Path, pages: Sequence[int], target: Path) -> bool:
         for page in document:
             _drop_undrawn(document, page)
         document.save(target, garbage=2, encryption=pymupdf.PDF_ENCRYPT_NONE)
-        # Damaged page trees come out with more or fewer pages than were asked for.
+        # With a damaged page tree the copy may have more or fewer pages.
         with pymupdf.open(target, filetype="pdf") as written:
             return bool(written.page_count == len(pages))
     except preflight.MUPDF_ERRORS:
@@ -60,27 +60,27 @@ def select(path: Path, pages: Sequence[int], target: Path) -> bool:
 def draw(
     source: OpenedFile, pages: Sequence[int], dpi: int, jpeg_quality: int, target: Path
 ) -> Iterator[DrawnPage]:
-    """Draw pages at `dpi`; whoever draws the result at that resolution gets the same pixels.
+    """Draw pages at `dpi` into a PDF; drawn again at that resolution it gives the same pixels.
 
     Yields before each page, and once before saving. Raises PageUnrenderable, PageTooLarge.
     """
     warnings: tuple[PdfWarning, ...] = ()
-    with pymupdf.open() as sheets:
+    with pymupdf.open() as written:
         for number in pages:
             yield DrawnPage(number, warnings)
             page = source.draw(number, dpi)
             warnings = page.warnings
             width, height = (side * POINTS_PER_INCH / dpi for side in page.image.size)
-            sheet = sheets.new_page(width=width, height=height)
-            sheet.insert_image(sheet.rect, stream=jpeg(page.image, jpeg_quality))
+            new_page = written.new_page(width=width, height=height)
+            new_page.insert_image(new_page.rect, stream=jpeg(page.image, jpeg_quality))
         yield DrawnPage(None, warnings)
-        sheets.save(target)
+        written.save(target)
 
 
 def _drop_undrawn(document: Any, page: Any) -> None:
     """Drop pictures from a page's resources that it does not draw.
 
-    Many scanners give all pages one list of all pictures; each page would carry the whole file.
+    Many scanners give all pages one list of all pictures: a copy of one page would contain all.
     """
     record = mupdf.pdf_lookup_page_obj(mupdf.pdf_document_from_fz_document(document), page.number)
     resources = mupdf.pdf_dict_get_inheritable(record, pymupdf.PDF_NAME("Resources"))
@@ -103,14 +103,14 @@ def _entries(listed: Any, drawn: set[bytes]) -> dict[str, Any]:
     found = {}
     for index in range(mupdf.pdf_dict_len(listed)):
         name = mupdf.pdf_to_name(mupdf.pdf_dict_get_key(listed, index))
-        # A name with an escape is spelt in more ways than one.
+        # A name with an escape can be spelt in several ways, so it is kept.
         if name.encode() in drawn or not name.isalnum():
             found[name] = mupdf.pdf_dict_get_val(listed, index)
     return found
 
 
 def _may_draw_more(page: Any, kept: Any) -> bool:
-    """Forms and Type 3 fonts without resources of their own draw by the page's."""
+    """Return True if a form or a Type 3 font may use the page's resources, having none itself."""
     resources = pymupdf.PDF_NAME("Resources")
     subtype = pymupdf.PDF_NAME("Subtype")
     return any(font[2] == "Type3" for font in page.get_fonts()) or any(

@@ -1,6 +1,6 @@
-"""Text as a PDF holds it, made fit for a database and for search. Runs in the render child.
+"""Cleans up a PDF's text for the database and for search. Runs in the render child.
 
-Postgres refuses NUL; searches miss ligatures. What carries meaning (x², ½, ™) stays as it is.
+PostgreSQL refuses NUL; searches miss ligatures. Characters with a meaning (x², ½, ™) are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHAPES = re.compile(
 
 
 def clean(text: str) -> str:
-    """Without control characters, surrogates, noncharacters; ligatures as letters; composed."""
+    """Remove control characters, surrogates and noncharacters; resolve ligatures; compose (NFC)."""
     if text.isascii() and text.isprintable():
         return text
     text = _UNWANTED.sub("", _SPACES.sub(" ", text))

@@ -1,4 +1,4 @@
-"""Renders and picture files as the OCR server gets them: size, direction, colour, limits."""
+"""Drawn pages and picture files as the OCR server gets them: size, rotation, colour, limits."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BLACK = (0, 0, 0)
 
 
 def rendered(path: Path, number: int = 1, dpi: int = 150, **changes: Any) -> RenderedPage:
-    return on(path, lambda worker: worker.render(number, dpi), **changes)
+    return on(path, lambda session: session.render(number, dpi), **changes)
 
 
 def planned(path: Path, mode: OcrMode = OcrMode.AUTO) -> list[PlannedPage]:
-    async def work(worker: PdfSession) -> list[PlannedPage]:
-        preflight = await worker.open(path, "")
-        return [page async for page in worker.plan(mode, range(1, preflight.pages + 1))]
+    async def work(session: PdfSession) -> list[PlannedPage]:
+        preflight = await session.open(path, "")
+        return [page async for page in session.plan(mode, range(1, preflight.pages + 1))]
 
     return on(path, work)
 
@@ -85,7 +85,7 @@ def test_rotate_is_honoured(tmp_path: Path) -> None:
     assert corners(picture(page)) == ".x.."
 
 
-def test_grey_only_where_there_is_no_colour(tmp_path: Path) -> None:
+def test_only_a_page_without_colour_is_grey(tmp_path: Path) -> None:
     black = rendered(pdf(tmp_path / "black.pdf", 600, 800))
     assert black.grey
     assert picture(black).mode == "L"
@@ -94,7 +94,7 @@ def test_grey_only_where_there_is_no_colour(tmp_path: Path) -> None:
     assert picture(red).mode == "RGB"
 
 
-def test_a_red_stamp_on_a_sheet_keeps_its_colour(tmp_path: Path) -> None:
+def test_a_red_stamp_keeps_its_colour(tmp_path: Path) -> None:
     path = tmp_path / "stamp.pdf"
     with pymupdf.open() as document:
         page = document.new_page()
@@ -108,23 +108,23 @@ def test_a_child_does_not_grow_with_the_pages_it_has_drawn(tmp_path: Path) -> No
     path = tmp_path / "scans.pdf"
     with pymupdf.open() as document:
         for number in range(10):
-            sheet = marked(2550, 3300, "L")
-            sheet.putpixel((9, 3000), number)
+            image = marked(2550, 3300, "L")
+            image.putpixel((9, 3000), number)
             out = BytesIO()
-            sheet.save(out, "PNG", compress_level=1)
+            image.save(out, "PNG", compress_level=1)
             document.new_page(width=612, height=792).insert_image((0, 0, 612, 792), stream=out)
         document.save(path)
 
-    async def sizes(worker: PdfSession) -> list[float]:
+    async def sizes(session: PdfSession) -> list[float]:
         found = []
         for number in range(1, 11):
-            await worker.render(number, 150)
-            assert worker._child is not None
-            found.append(worker._child.mib)
+            await session.render(number, 150)
+            assert session._child is not None
+            found.append(session._child.mib)
         return found
 
     grown = on(path, sizes)
-    # A decoded sheet takes 8 MiB.
+    # A decoded page takes 8 MiB.
     assert grown[-1] - grown[1] < 20
 
 
@@ -214,7 +214,7 @@ def test_a_scan_is_sent_at_the_wanted_dpi_of_its_paper(tmp_path: Path) -> None:
     assert plan.width_pt == pytest.approx(595, abs=1)
 
 
-def test_a_photo_without_paper_is_sent_as_a_sheet_at_most(tmp_path: Path) -> None:
+def test_a_photo_without_a_paper_size_is_sent_as_a3_at_most(tmp_path: Path) -> None:
     path = tmp_path / "photo.jpg"
     marked(4000, 3000).save(path, dpi=(72, 72))
     page = rendered(path, dpi=150)

@@ -1,4 +1,4 @@
-"""Opening: each file that cannot be read gets one named answer, each that can be read opens."""
+"""Opening: a file that cannot be read raises one named error, every other file opens."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PDF = "application/pdf"
 AES = pymupdf.PDF_ENCRYPT_AES_256
 
 
-def worker(max_pages: int = 100) -> PdfSession:
+def new_session(max_pages: int = 100) -> PdfSession:
     return PdfSession(load_settings().pdf, max_pages)
 
 
 def opened(path: Path, password: str | None = None, media_type: str = PDF) -> Preflight:
     async def work() -> Preflight:
-        async with worker() as pdf:
+        async with new_session() as pdf:
             return await pdf.open(path, media_type, password=password)
 
     return asyncio.run(work())
@@ -44,7 +44,7 @@ def opened(path: Path, password: str | None = None, media_type: str = PDF) -> Pr
 
 def first_page(path: Path, password: str | None = None) -> str:
     async def work() -> str:
-        async with worker() as pdf:
+        async with new_session() as pdf:
             await pdf.open(path, PDF, password=password)
             (page,) = [page async for page in pdf.plan(OcrMode.AUTO, [1])]
             return page.markdown
@@ -79,7 +79,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("make", "error"), [row[1:] for row in REFUSED], ids=[r[0] for r in REFUSED]
 )
-def test_what_cannot_be_read_is_named(
+def test_an_unreadable_file_raises_its_named_error(
     tmp_path: Path, make: Callable[[Path], None], error: type[RagServiceError]
 ) -> None:
     path = tmp_path / "file.pdf"
@@ -127,14 +127,14 @@ def test_too_many_pages(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "long.pdf", 4)
 
     async def work() -> None:
-        async with worker(max_pages=3) as pdf:
+        async with new_session(max_pages=3) as pdf:
             with pytest.raises(TooManyPages, match="4 pages"):
                 await pdf.open(path, PDF)
 
     asyncio.run(work())
 
 
-def test_a_repaired_file_says_so(tmp_path: Path) -> None:
+def test_a_repaired_file_carries_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "junk.pdf"
     data = samples.prose_page()
     path.write_bytes(b"From: someone\r\n\r\n" + data[: data.index(b"xref")])
@@ -161,7 +161,7 @@ def test_decrypt_writes_a_copy_that_needs_no_password(tmp_path: Path) -> None:
     copy = tmp_path / "copy.pdf"
 
     async def work() -> None:
-        async with worker() as pdf:
+        async with new_session() as pdf:
             with pytest.raises(WrongPassword):
                 await pdf.decrypt(locked, "open-you", copy)
             with pytest.raises(EncryptedPdf):
@@ -176,14 +176,14 @@ def test_decrypt_writes_a_copy_that_needs_no_password(tmp_path: Path) -> None:
     assert "This is page 1" in first_page(copy)
 
 
-def test_a_failure_does_not_name_where_the_bytes_are(tmp_path: Path) -> None:
+def test_an_error_does_not_contain_the_files_path(tmp_path: Path) -> None:
     path = tmp_path / "stored" / "secret-place"
     path.parent.mkdir()
     path.write_bytes(b"%PDF-1.7 and nothing else")
 
     async def open_it() -> None:
-        async with PdfSession(load_settings().pdf, 100) as worker:
-            await worker.open(path, "application/pdf")
+        async with PdfSession(load_settings().pdf, 100) as session:
+            await session.open(path, "application/pdf")
 
     with pytest.raises(CorruptPdf) as raised:
         asyncio.run(open_it())

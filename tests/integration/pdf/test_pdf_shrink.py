@@ -1,4 +1,4 @@
-"""Two shrinkers behind one function: whatever happens to them, a true file comes out."""
+"""Two shrinkers behind one function: whatever they do, the result is a correct file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("dpi", "width"), [(150, 1275), (100, 850)])
-def test_ghostscript_brings_pictures_to_the_dpi_asked(
+def test_ghostscript_reduces_pictures_to_the_wanted_dpi(
     scan: Path, tmp_path: Path, dpi: int, width: int
 ) -> None:
     heavy_scans.need_ghostscript()
@@ -106,7 +106,7 @@ BALLAST = 60_000
     ids=["stub", "blank", "short", "turned", "other", "marker", "marker-stdout", "status", "crash",
          "no-file", "no-pdf", "endless-file"],
 )  # fmt: skip
-def test_a_ghostscript_that_lies_is_found_out(
+def test_a_wrong_result_of_ghostscript_is_detected(
     scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: list[str], reason: str
 ) -> None:
     files = {
@@ -155,9 +155,9 @@ def test_pymupdf_keeps_what_pictures_of_every_kind_show(
         pytest.skip("there are no such pictures")
     monkeypatch.setenv("PATH", NOWHERE)
     source = tmp_path / "source.pdf"
-    with Image.open(io.BytesIO(heavy_scans.picture("Legible", 200, noise=40))) as sheet:
+    with Image.open(io.BytesIO(heavy_scans.picture("Legible", 200, noise=40))) as image:
         picture = io.BytesIO()
-        sheet.convert(mode).save(picture, kind)
+        image.convert(mode).save(picture, kind)
     with pymupdf.open() as document:
         page = document.new_page(width=612, height=792)
         page.insert_image(page.rect, stream=picture.getvalue())
@@ -166,7 +166,7 @@ def test_pymupdf_keeps_what_pictures_of_every_kind_show(
     assert result.shrinker is Shrinker.PYMUPDF, result.reason
 
 
-def test_a_ghostscript_that_hangs_is_ended_with_its_children(
+def test_a_ghostscript_that_hangs_is_killed_with_its_children(
     scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids = tmp_path / "pids"
@@ -180,7 +180,7 @@ def test_a_ghostscript_that_hangs_is_ended_with_its_children(
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
 
 
-def test_ghostscript_dies_with_the_worker(tmp_path: Path, scan: Path) -> None:
+def test_ghostscript_dies_with_its_parent(tmp_path: Path, scan: Path) -> None:
     pids = tmp_path / "pids"
     folder = heavy_scans.stub_ghostscript(
         tmp_path / "bin", [f"echo $$ > {pids}", "exec /bin/sleep 600"]
@@ -190,17 +190,17 @@ def test_ghostscript_dies_with_the_worker(tmp_path: Path, scan: Path) -> None:
         "asyncio.run(ghostscript.rewrite(*map(pathlib.Path, sys.argv[1:2]), 150,"
         " pathlib.Path(sys.argv[2]), 600))"
     )
-    worker = subprocess.Popen(
+    owner = subprocess.Popen(
         [sys.executable, "-c", work, str(scan), str(tmp_path / "out.pdf")],
         env={**os.environ, "PATH": str(folder)},
     )
     try:
         while not (pids.exists() and pids.read_text().strip()):
-            assert worker.poll() is None
+            assert owner.poll() is None
             time.sleep(0.05)
     finally:
-        worker.send_signal(signal.SIGKILL)
-        worker.wait()
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
     assert is_gone(int(pids.read_text()))
 
 
@@ -214,7 +214,7 @@ def locked(path: Path) -> bytes:
 
 @pytest.mark.parametrize("damage", ["empty", "stub", "truncated", "noise", "password"])
 @pytest.mark.parametrize("with_ghostscript", [True, False])
-def test_a_file_that_cannot_be_opened_comes_back_as_it_was(
+def test_a_file_that_cannot_be_opened_is_returned_unchanged(
     scan: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_opened_comes_back_as_it_was(
     assert source.read_bytes() == content
 
 
-def test_a_file_that_would_grow_stays(tmp_path: Path) -> None:
+def test_a_file_that_would_grow_is_returned_unchanged(tmp_path: Path) -> None:
     heavy_scans.need_ghostscript()
     source = pdf_samples.text_document(tmp_path / "text.pdf", 1)
     result = shrunk(source, tmp_path)
@@ -248,6 +248,6 @@ def test_a_file_that_would_grow_stays(tmp_path: Path) -> None:
     assert "smaller" in result.reason
 
 
-def test_missing_files_are_no_reason_to_raise(tmp_path: Path) -> None:
+def test_a_missing_file_raises_no_error(tmp_path: Path) -> None:
     result = shrunk(tmp_path / "missing.pdf", tmp_path)
     assert (result.path, result.shrinker) == (tmp_path / "missing.pdf", None)

@@ -1,4 +1,4 @@
-"""Pages taken out of a document into a PDF of their own: all that they show, nothing more."""
+"""Pages copied from a document to a new PDF: all that they show, nothing more."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def drawn(path: Path, number: int = 1, dpi: int = DPI) -> Image.Image:
         return Image.frombytes("L", (pixels.width, pixels.height), pixels.samples)
 
 
-def test_pages_of_a_pdf_come_in_the_order_asked(tmp_path: Path) -> None:
+def test_pages_of_a_pdf_come_in_the_given_order(tmp_path: Path) -> None:
     source = samples.text_document(tmp_path / "long.pdf", 9)
     assert cut(source, [7, 2, 3], tmp_path / "some.pdf") == ()
     found = texts(tmp_path / "some.pdf")
@@ -63,7 +63,7 @@ def test_the_open_document_stays_open(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_page_leaves_behind_the_pictures_that_it_does_not_draw(tmp_path: Path) -> None:
+def test_a_copied_page_contains_only_the_pictures_that_it_draws(tmp_path: Path) -> None:
     """Scanner software that gives all pages one list of all pictures."""
     scan, shared = heavy_scans.scan(tmp_path / "scan.pdf", 4, dpi=100), tmp_path / "shared.pdf"
     with pymupdf.open(scan) as document:
@@ -112,12 +112,12 @@ def test_layers_that_are_off_stay_off(tmp_path: Path) -> None:
     assert drawn(tmp_path / "cut.pdf").tobytes() == drawn(source, 2).tobytes()
 
 
-def test_pictures_become_pages_that_give_their_own_pixels_back(tmp_path: Path) -> None:
+def test_pictures_become_pages_with_the_same_pixels(tmp_path: Path) -> None:
     for name, mode in (("a.png", "RGB"), ("a.jpg", "L"), ("a.webp", "RGB"), ("a.tif", "1")):
         source = tmp_path / name
-        sheet = Image.new(mode, (413, 301), "white")
-        sheet.paste("black", (20, 20, 120, 220))
-        sheet.save(source)
+        image = Image.new(mode, (413, 301), "white")
+        image.paste("black", (20, 20, 120, 220))
+        image.save(source)
         cut(source, [1], tmp_path / "cut.pdf")
         shown = drawn(tmp_path / "cut.pdf")
         assert abs(shown.width - 413) <= 1

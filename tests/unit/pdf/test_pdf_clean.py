@@ -1,4 +1,4 @@
-"""Text on its way to the database and the search index."""
+"""Text cleaned up for the database and the search index."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from rag_service.pdf.child.text_cleanup import clean
         ("lost \ufffd sign", "lost \ufffd sign"),
     ],
 )
-def test_what_becomes_of_it(raw: str, wanted: str) -> None:
+def test_text_is_cleaned(raw: str, wanted: str) -> None:
     assert clean(raw) == wanted
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_a_database_takes_it_and_a_second_time_changes_nothing(raw: str) -> None:
+def test_the_database_accepts_it_and_cleaning_again_changes_nothing(raw: str) -> None:
     text = clean(raw)
     text.encode("utf-8")
     assert not any(unicodedata.category(sign) == "Cc" for sign in text if sign != "\n")

@@ -1,4 +1,4 @@
-"""Whether a page has colour, told by what it draws: never grey where its pixels are not."""
+"""Whether a page has colour, by what it draws: never grey if its pixels have colour."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLACED = b" q 300 0 0 300 100 100 cm /I Do Q"
         (b" 0.5 g 9 9 90 90 re f", [], True, True),
         (b" 0.4 0.4 0.4 rg 9 9 90 90 re f", [], True, True),
         (PLACED, [picture(b"/DeviceGray", b"\x80")], True, True),
-        # Grey by its pixels alone.
+        # Grey by its pixels only.
         (PLACED, [picture(b"/DeviceRGB", b"\x80\x80\x80")], False, True),
         (PLACED, [picture(b"/DeviceRGB", b"\x80\x00\x80")], False, False),
         (b" 1 0 0 rg 9 9 90 90 re f", [], False, False),

@@ -1,4 +1,4 @@
-"""Sizes of crops: whole tokens within bounds, exactly the box, as the glmocr SDK rounds."""
+"""Sizes of crops: whole tokens within bounds, exactly the box, rounded as in the glmocr SDK."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def boxes(draw: st.DrawFn) -> tuple[int, int, int, int]:
 
 
 @given(boxes(), SIDES, SIDES)
-def test_a_box_has_pixels_and_all_lie_on_the_page(
+def test_a_box_has_pixels_and_all_are_on_the_page(
     box: tuple[int, int, int, int], width: int, height: int
 ) -> None:
     left, top, right, bottom = pixels_of(box, (width, height))
@@ -84,7 +84,7 @@ def test_edges_are_rounded_down() -> None:
         ((32, 60_000), (1, 1600)),
     ],
 )
-def test_the_layout_model_gets_what_it_can_use(
+def test_the_layout_picture_is_as_large_as_the_model_can_use(
     size: tuple[int, int], small: tuple[int, int]
 ) -> None:
     page = for_layout(Raster(1, Image.new("L", size), 150), 80)

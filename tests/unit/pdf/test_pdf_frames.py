@@ -1,4 +1,4 @@
-"""Frames survive the pipe whatever they hold and however it is cut."""
+"""Frames pass the pipe unchanged, whatever they contain and however the bytes are split."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FRAMES = st.lists(st.builds(Frame, HEADS, st.binary(max_size=100)), max_size=5)
 
 
 @given(FRAMES)
-def test_a_reader_gets_what_was_written(sent: list[Frame]) -> None:
+def test_a_reader_receives_what_was_written(sent: list[Frame]) -> None:
     stream = BytesIO(b"".join(map(pipe_frames.encode, sent)))
     assert [pipe_frames.read(stream) for _ in sent] == sent
     assert pipe_frames.read(stream) is None
 
 
 @given(FRAMES, st.integers(1, 7))
-def test_the_parent_gets_it_in_pieces(sent: list[Frame], piece: int) -> None:
+def test_the_parent_receives_frames_in_pieces(sent: list[Frame], piece: int) -> None:
     async def work() -> list[Frame]:
         reader = asyncio.StreamReader()
         data = b"".join(map(pipe_frames.encode, sent))

@@ -1,4 +1,4 @@
-"""Which pages are read from their text, which go to OCR, which are blank."""
+"""Which pages are read by their own text, which by OCR, which are blank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def planned(data: bytes, mode: OcrMode = OcrMode.AUTO) -> PlannedPage:
 
 
 def page(*draw: Callable[[Any], Any]) -> Any:
-    """A page of a new document after these have drawn on it, in their order."""
+    """A page of a new document on which these functions have drawn, in this order."""
     document = pymupdf.open()
     document.new_page(width=600, height=800)
     for each in draw:
@@ -44,7 +44,7 @@ def text(words: str = PROSE, area: Any = AREA, **style: Any) -> Callable[[Any], 
 
 
 def scan(*marks: tuple[int, int, int, int], area: Any = (0, 0, 600, 800)) -> Callable[[Any], Any]:
-    """A picture with lines as dark as writing at these places of a 600 x 800 sheet."""
+    """A picture with lines as dark as writing at these places of a 600 x 800 page."""
     image = Image.new("L", (600, 800), 250)
     for x0, y0, x1, y1 in marks:
         for y in range(y0, y1, 12):
@@ -80,7 +80,7 @@ def test_a_faint_mark_is_not_blank() -> None:
     assert faint.plan == "ocr"
 
 
-def test_hidden_text_over_a_scan_loses_against_ocr() -> None:
+def test_a_scan_with_hidden_text_goes_to_ocr() -> None:
     layers = (scan(WRITING), text(render_mode=3))
     assert plan(page(*layers)).reason == "hidden text over a picture of the page"
     trusted = plan(page(*layers), trust=True)
@@ -88,7 +88,7 @@ def test_hidden_text_over_a_scan_loses_against_ocr() -> None:
     assert "The keeper of the house" in trusted.markdown
 
 
-def test_text_under_a_scan_is_hidden_too() -> None:
+def test_text_under_a_scan_counts_as_hidden() -> None:
     assert plan(page(text(), scan(WRITING))).reason == "hidden text over a picture of the page"
 
 
@@ -102,7 +102,7 @@ def test_hidden_text_without_a_picture_is_kept() -> None:
 
 
 @pytest.mark.parametrize("rotation", [0, 90])
-def test_a_typed_stamp_on_a_scan_does_not_save_it(rotation: int) -> None:
+def test_a_scan_with_a_typed_stamp_goes_to_ocr(rotation: int) -> None:
     stamp = text(PROSE[:150], area=(60, 720, 540, 790), fontsize=8)
     stamped = page(scan(WRITING), stamp, lambda p: p.set_rotation(rotation))
     assert plan(stamped).reason == "a picture of the page shows more than its text"
@@ -118,7 +118,7 @@ def test_text_beside_a_picture_is_native() -> None:
 
 
 def nameless_glyphs() -> bytes:
-    """Drawn boxes under codes 2 to 15, which no table says the letters of."""
+    """Drawn boxes under the codes 2 to 15, which no table maps to letters."""
     names = [b"/g%d" % code for code in range(2, 16)]
     return samples.one_page(
         b"BT /F2 12 Tf 72 700 Td (\\002\\003 \\004\\005\\006\\007 \\010\\016\\017) Tj ET",
@@ -130,7 +130,7 @@ def nameless_glyphs() -> bytes:
     )
 
 
-def test_signs_without_meaning_go_to_ocr_or_are_kept_with_a_warning() -> None:
+def test_meaningless_characters_go_to_ocr_or_are_kept_with_a_warning() -> None:
     assert planned(nameless_glyphs()).reason == "characters without meaning"
     assert planned(nameless_glyphs()).plan == "ocr"
     kept = planned(nameless_glyphs(), OcrMode.OFF)
@@ -144,7 +144,7 @@ def test_forced_ocr_reads_all_but_blank_pages() -> None:
     assert plan(page(), OcrMode.FORCE).plan == "blank"
 
 
-def test_without_ocr_bad_text_is_kept_and_said() -> None:
+def test_without_ocr_bad_text_is_kept_with_a_warning() -> None:
     kept = plan(page(scan(WRITING), text(render_mode=3)), OcrMode.OFF)
     assert kept.plan == "native"
     assert "The keeper of the house" in kept.markdown
@@ -159,7 +159,7 @@ def test_without_ocr_a_scan_has_no_text() -> None:
     assert plan(page(), OcrMode.OFF).plan == "blank"
 
 
-def test_a_page_that_is_blank_because_it_is_damaged_says_so() -> None:
+def test_a_page_blank_because_of_damage_carries_a_warning() -> None:
     damaged = planned(samples.one_page(b"BT /F1 12 Tf (unfinished ] >> )) Tj [ET )(", b""))
     assert damaged.plan == "blank"
     assert [warning.code for warning in damaged.warnings] == ["repaired_pdf"]

@@ -1,4 +1,4 @@
-"""What a render child keeps of drawn pages: the newest, within its memory."""
+"""The cache of drawn pages: the newest, within its memory."""
 
 from __future__ import annotations
 

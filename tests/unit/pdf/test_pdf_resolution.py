@@ -1,4 +1,4 @@
-"""Pixels that a page gets: enough to read, never more than the cap."""
+"""The resolution of a page: enough to read, never more pixels than the cap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rag_service.pdf.child.render import MIN_SIDE, choose_resolution
 CAP = 16_000_000
 
 
-def test_an_ordinary_page_gets_what_was_asked() -> None:
+def test_an_ordinary_page_gets_the_requested_resolution() -> None:
     resolution = choose_resolution(595, 842, 150, CAP)
     assert (resolution.dpi, resolution.capped) == (150, False)
 

@@ -1,4 +1,4 @@
-"""Scans decoded without MuPDF look as MuPDF draws them, and no other page takes that way."""
+"""Scans decoded without MuPDF look as MuPDF draws them; MuPDF draws all other pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pymupdf
 import pytest
 from PIL import Image, ImageChops, ImageCms, ImageDraw, ImageFont
 
-from rag_service.pdf.child.render import draw_page, look_at
+from rag_service.pdf.child.render import draw_page, preview_of
 from rag_service.pdf.child.scanned_page import find_scan
 from tests.fakes.pdf_samples import one_page, stream
 
@@ -20,15 +20,15 @@ PLACED = b"q 612 0 0 792 0 0 cm /I Do Q "
 
 def writing(mode: str = "L", stamp: Any = None) -> Image.Image:
     """A page of large letters at 150 DPI, no two corners alike."""
-    sheet = Image.new("RGB", SIZE, PAPER)
-    draw = ImageDraw.Draw(sheet)
+    page = Image.new("RGB", SIZE, PAPER)
+    draw = ImageDraw.Draw(page)
     font = ImageFont.load_default(40)
     for line in range(24):
         draw.text((100, 80 + 60 * line), f"Line {line} " * (line % 5 + 1), (20, 20, 20), font)
     draw.rectangle((0, 0, 200, 60), (60, 60, 60))
     if stamp is not None:
         draw.text((800, 1500), "PAID", stamp, font)
-    return sheet.convert(mode)
+    return page.convert(mode)
 
 
 def jpeg(image: Image.Image, **how: Any) -> bytes:
@@ -50,7 +50,7 @@ def page_of(content: bytes, *objects: bytes, resources: bytes = b"") -> bytes:
 
 
 def without_markers(data: bytes) -> bytes:
-    """A JPEG that does not say how its colours are stored: its first segment, JFIF, cut out."""
+    """A JPEG without its first segment, JFIF, which states how its colours are stored."""
     length = int.from_bytes(data[4:6], "big")
     return data[:2] + data[4 + length :]
 
@@ -61,7 +61,7 @@ def drawn_by_mupdf(page: Any, dpi: int) -> Image.Image:
 
 
 def assert_same(data: bytes, *, is_scan: bool) -> Image.Image:
-    """Draws the first page; it must look as MuPDF draws it, in fine and in coarse pixels."""
+    """Draw the first page and compare it with MuPDF's drawing, at two resolutions."""
     with pymupdf.open(stream=data, filetype="pdf") as document:
         if document.needs_pass:
             document.authenticate("")
@@ -76,7 +76,7 @@ def assert_same(data: bytes, *, is_scan: bool) -> Image.Image:
             wanted = drawn_by_mupdf(page, dpi)
             assert drawn.size == wanted.size
             difference = ImageChops.difference(drawn.convert("RGB"), wanted)
-            # Where letters are scaled by other means their edges differ, never whole areas.
+            # Another scaling method changes the edges of letters, never whole areas.
             assert max(high for _, high in difference.reduce(4).getextrema()) < 40
             assert (
                 sum(difference.convert("L").histogram()[60:]) < 0.002 * drawn.width * drawn.height
@@ -166,7 +166,7 @@ def in_colour(data: bytes, profile: bytes) -> bytes:
 )
 @pytest.mark.parametrize("profile", [b"", SRGB], ids=["plain", "profile"])
 @pytest.mark.parametrize("how", [{}, {"progressive": True}, {"subsampling": 0}], ids=str)
-def test_a_scan_in_colour_is_grey_where_it_shows_none(
+def test_a_colour_scan_without_visible_colour_is_grey(
     stamp: Any, mode: str, profile: bytes, how: dict[str, Any]
 ) -> None:
     data = in_colour(jpeg(writing("RGB", stamp), **how), profile)
@@ -179,10 +179,10 @@ def test_colours_are_those_of_their_profile() -> None:
     assert_same(in_colour(jpeg(writing("RGB", (200, 20, 20))), odd), is_scan=True)
 
 
-def test_a_thin_line_of_colour_is_seen() -> None:
-    sheet = writing("RGB")
-    ImageDraw.Draw(sheet).line((100, 1600, 1100, 1600), (200, 70, 70))
-    data = in_colour(jpeg(sheet, subsampling=0), b"")
+def test_a_thin_line_of_colour_is_detected() -> None:
+    page = writing("RGB")
+    ImageDraw.Draw(page).line((100, 1600, 1100, 1600), (200, 70, 70))
+    data = in_colour(jpeg(page, subsampling=0), b"")
     assert assert_same(data, is_scan=True).mode == "RGB"
 
 
@@ -200,7 +200,7 @@ def test_a_turned_page() -> None:
 
 
 def kept_by_mupdf() -> bytes:
-    """MuPDF's own list of what it keeps for later pages."""
+    """MuPDF's own list of what it has cached."""
     said = pymupdf.mupdf.FzBuffer(1)
     listing = pymupdf.mupdf.FzOutput(said)
     pymupdf.mupdf.fz_debug_store(listing)
@@ -212,7 +212,7 @@ def kept_by_mupdf() -> bytes:
 def test_no_drawn_page_leaves_its_picture_in_memory(content: bytes) -> None:
     with pymupdf.open(stream=page_of(content, GREY), filetype="pdf") as document:
         page = document[0]
-        for draw in (look_at, lambda page: draw_page(page, 1, 150, max_pixels=16_000_000)):
+        for draw in (preview_of, lambda page: draw_page(page, 1, 150, max_pixels=16_000_000)):
             page.get_pixmap(dpi=20)
             assert b"key=" in kept_by_mupdf()
             draw(page)

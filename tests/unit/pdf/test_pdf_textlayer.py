@@ -1,4 +1,4 @@
-"""Which text layers are kept: one test for each rule, and what must pass all of them."""
+"""Which text layers are kept: one test for each rule, and texts that must pass all rules."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_good_text_is_kept(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n\t\xa0\n"])
-def test_no_text_is_told_from_bad_text(text: str) -> None:
+def test_no_text_differs_from_bad_text(text: str) -> None:
     verdict = assess_text_layer(text)
     assert verdict.empty
     assert not verdict.healthy
 
 
 @pytest.mark.parametrize("sign", ["\x02", "\ufffd", "\ue123", "\uffff", "\x00"])
-def test_signs_without_meaning(sign: str) -> None:
+def test_characters_without_meaning(sign: str) -> None:
     few = ENGLISH.replace(" ", f" {sign}", 5)
     assert assess_text_layer(few).healthy
     many = ENGLISH.replace(" ", sign)
@@ -63,7 +63,7 @@ def test_a_page_of_unknown_words() -> None:
     assert assess_text_layer("AX10 BX20 4711 0815 CX30 1234 " * 60).healthy
 
 
-def test_text_that_nobody_sees_on_a_picture_of_the_page() -> None:
+def test_hidden_text_on_a_picture_of_the_page() -> None:
     assert assess_text_layer(ENGLISH, picture=True, hidden=0.4).healthy
     reason = "hidden text over a picture of the page"
     assert assess_text_layer(ENGLISH, picture=True, hidden=0.6).reason == reason
@@ -76,5 +76,5 @@ def test_a_few_words_on_a_picture_of_the_page() -> None:
     assert assess_text_layer(stamp, picture=True).reason == "a picture of the page with little text"
 
 
-def test_a_few_signs() -> None:
+def test_a_few_characters() -> None:
     assert assess_text_layer("1 | _ ~ ^ ' -").reason == "too little text to trust"

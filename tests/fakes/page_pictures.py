@@ -26,16 +26,16 @@ def two_columns(dpi: int = 100) -> bytes:
 
 
 def blank(dpi: int = 100) -> bytes:
-    """An empty A4 sheet as a JPEG."""
+    """An empty A4 page as a JPEG."""
     with pymupdf.open() as document:
         picture: bytes = document.new_page().get_pixmap(dpi=dpi).tobytes("jpeg")
     return picture
 
 
 def paragraphs(count: int, name: str = "This", dpi: int = 100) -> bytes:
-    """A4 as a JPEG with so many paragraphs, well apart; at most six, not two.
+    """A4 as a JPEG with `count` paragraphs, well apart; at most six, not two.
 
-    Each has words of its own, so that no two parts of sheets with different names are alike.
+    Each has its own words, so that no two parts of pages with different names are alike.
     """
     with pymupdf.open() as document:
         page = document.new_page()
@@ -48,7 +48,7 @@ def paragraphs(count: int, name: str = "This", dpi: int = 100) -> bytes:
 
 
 def scanned(counts: Sequence[int]) -> bytes:
-    """A PDF of pictures alone: a page for each count of paragraphs."""
+    """A PDF of pictures only: one page for each count of paragraphs."""
     with pymupdf.open() as document:
         for number, count in enumerate(counts, start=1):
             page = document.new_page()
@@ -59,7 +59,7 @@ def scanned(counts: Sequence[int]) -> bytes:
 
 
 def numbered_scan(pages: int, blocks: int = 4) -> bytes:
-    """A PDF of pictures: each page with so many paragraphs, no two alike in the document."""
+    """A PDF of pictures: each page with `blocks` paragraphs, no two alike in the document."""
     with pymupdf.open() as drawn, pymupdf.open() as scan:
         for number in range(1, pages + 1):
             page = drawn.new_page()
@@ -68,7 +68,7 @@ def numbered_scan(pages: int, blocks: int = 4) -> bytes:
                 words = f"Sheet {number}, paragraph {block + 1}. {PROSE[: 500 + 30 * block]}"
                 page.insert_textbox((60, top, 540, top + 120), words, fontsize=11)
             picture = page.get_pixmap(dpi=100, colorspace=pymupdf.csGRAY).tobytes("jpeg")
-            sheet = scan.new_page()
-            sheet.insert_image(sheet.rect, stream=picture)
+            scanned_page = scan.new_page()
+            scanned_page.insert_image(scanned_page.rect, stream=picture)
         content: bytes = scan.tobytes()
     return content

@@ -1,4 +1,4 @@
-"""The render child under fire: hangs, crashes, cancelled callers, wear, and its parent's death."""
+"""The render child: hangs, crashes, cancelled calls, replacement, the death of its parent."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(work)
 
 
-async def planned(worker: PdfSession, pages: range | list[int], mode: OcrMode = OcrMode.AUTO):
-    return [page async for page in worker.plan(mode, pages)]
+async def planned(session: PdfSession, pages: range | list[int], mode: OcrMode = OcrMode.AUTO):
+    return [page async for page in session.plan(mode, pages)]
 
 
-async def busy_child(worker: PdfSession) -> int:
-    """The child's id once it computes."""
-    pid = await child_pid(worker)
+async def busy_child(session: PdfSession) -> int:
+    """Return the child's process id once it uses CPU time."""
+    pid = await child_pid(session)
     before = cpu_ticks(pid)
     while cpu_ticks(pid) < before + 5:
         await asyncio.sleep(0.02)
     return pid
 
 
-async def child_pid(worker: PdfSession) -> int:
-    while worker._child is None:
+async def child_pid(session: PdfSession) -> int:
+    while session._child is None:
         await asyncio.sleep(0.02)
-    return worker._child.pid
+    return session._child.pid
 
 
 def cpu_ticks(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11])
 
 
-def gone(pid: int) -> bool:
+def ends(pid: int) -> bool:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
@@ -73,101 +73,101 @@ def outcome(page: PlannedPage) -> str:
     return page.error.code if page.error else page.plan
 
 
-def test_plans_come_in_the_order_asked_and_say_what_each_page_holds(tmp_path: Path) -> None:
+def test_planned_pages_come_in_the_given_order_with_their_text(tmp_path: Path) -> None:
     count = 3 * BATCH + 5
     path = samples.text_document(tmp_path / "long.pdf", count)
 
     async def work() -> None:
-        async with PdfSession(limits(), 1000) as worker:
-            preflight = await worker.open(path, PDF)
+        async with PdfSession(limits(), 1000) as session:
+            preflight = await session.open(path, PDF)
             assert (preflight.pages, preflight.media_type) == (count, PDF)
-            pages = await planned(worker, range(1, count + 1))
+            pages = await planned(session, range(1, count + 1))
             assert [page.number for page in pages] == list(range(1, count + 1))
             assert all(f"This is page {page.number} of" in page.markdown for page in pages)
-            some = await planned(worker, [9, 2, 5])
+            some = await planned(session, [9, 2, 5])
             assert [page.number for page in some] == [9, 2, 5]
             assert "This is page 2 of" in some[1].markdown
 
     run(work())
 
 
-def test_a_child_that_gets_no_processor_is_waited_for(tmp_path: Path) -> None:
+def test_a_child_without_processor_time_gets_more_time(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "one.pdf", 1)
 
     async def work() -> None:
-        async with PdfSession(limits(page_time_limit=1), 1000) as worker:
-            await worker.open(path, PDF)
-            pid = await child_pid(worker)
+        async with PdfSession(limits(page_time_limit=1), 1000) as session:
+            await session.open(path, PDF)
+            pid = await child_pid(session)
             os.kill(pid, signal.SIGSTOP)
-            planning = asyncio.create_task(planned(worker, [1]))
+            planning = asyncio.create_task(planned(session, [1]))
             await asyncio.sleep(2.5)
             os.kill(pid, signal.SIGCONT)
             assert [outcome(page) for page in await planning] == ["native"]
-            assert await child_pid(worker) == pid
+            assert await child_pid(session) == pid
 
     run(work())
 
 
-def test_a_page_that_hangs_costs_itself_only(tmp_path: Path) -> None:
+def test_a_page_that_hangs_fails_alone(tmp_path: Path) -> None:
     path = samples.joined(
         tmp_path / "hang.pdf", samples.prose_page(), samples.endless_page(), samples.prose_page()
     )
 
     async def work() -> None:
-        async with PdfSession(limits(page_time_limit=1.5), 1000) as worker:
-            await worker.open(path, PDF)
-            pages = await planned(worker, range(1, 4))
+        async with PdfSession(limits(page_time_limit=1.5), 1000) as session:
+            await session.open(path, PDF)
+            pages = await planned(session, range(1, 4))
             assert [outcome(page) for page in pages] == ["native", "page_timeout", "native"]
             assert "page_time_limit" in str(pages[1].error)
             with pytest.raises(PageTimeout):
-                await worker.render(2, 72)
-            assert (await worker.render(3, 72)).width == 612
+                await session.render(2, 72)
+            assert (await session.render(3, 72)).width == 612
 
     run(work())
 
 
-async def kill_when_busy(worker: PdfSession, times: int) -> None:
+async def kill_when_busy(session: PdfSession, times: int) -> None:
     for _ in range(times):
-        pid = await busy_child(worker)
+        pid = await busy_child(session)
         os.kill(pid, signal.SIGSEGV)
-        while worker._child is not None and worker._child.pid == pid:
+        while session._child is not None and session._child.pid == pid:
             await asyncio.sleep(0.02)
 
 
-def test_a_page_that_kills_the_child_costs_itself_only(tmp_path: Path) -> None:
+def test_a_page_that_kills_the_child_fails_alone(tmp_path: Path) -> None:
     path = samples.joined(
         tmp_path / "crash.pdf", samples.prose_page(), samples.endless_page(), samples.prose_page()
     )
 
     async def work() -> None:
-        async with PdfSession(limits(page_time_limit=60), 1000) as worker:
-            await worker.open(path, PDF)
-            planning = asyncio.create_task(planned(worker, range(1, 4)))
-            # The page, the page once more, its text alone.
-            await kill_when_busy(worker, times=3)
+        async with PdfSession(limits(page_time_limit=60), 1000) as session:
+            await session.open(path, PDF)
+            planning = asyncio.create_task(planned(session, range(1, 4)))
+            # First the page, then the page again, then its text alone.
+            await kill_when_busy(session, times=3)
             pages = await planning
             assert [outcome(page) for page in pages] == ["native", "page_unrenderable", "native"]
-            rendering = asyncio.create_task(worker.render(2, 72))
-            await kill_when_busy(worker, times=2)
+            rendering = asyncio.create_task(session.render(2, 72))
+            await kill_when_busy(session, times=2)
             with pytest.raises(PageUnrenderable):
                 await rendering
 
     run(work())
 
 
-def test_a_child_that_something_else_killed_costs_nothing(tmp_path: Path) -> None:
+def test_a_child_killed_from_outside_loses_no_page(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "two.pdf", 2)
 
     async def work() -> None:
-        async with PdfSession(limits(), 1000) as worker:
-            await worker.open(path, PDF)
-            # Too late for the worker to see it before it asks.
-            os.kill(await child_pid(worker), signal.SIGKILL)
-            assert (await worker.open(path, PDF)).pages == 2
-            os.kill(await child_pid(worker), signal.SIGKILL)
-            assert [outcome(page) for page in await planned(worker, [1, 2])] == ["native"] * 2
-            os.kill(await child_pid(worker), signal.SIGKILL)
-            assert (await worker.render(2, 50)).number == 2
+        async with PdfSession(limits(), 1000) as session:
+            await session.open(path, PDF)
+            # The session sends the next request before it notices.
+            os.kill(await child_pid(session), signal.SIGKILL)
+            assert (await session.open(path, PDF)).pages == 2
+            os.kill(await child_pid(session), signal.SIGKILL)
+            assert [outcome(page) for page in await planned(session, [1, 2])] == ["native"] * 2
+            os.kill(await child_pid(session), signal.SIGKILL)
+            assert (await session.render(2, 50)).number == 2
 
     run(work())
 
@@ -177,12 +177,12 @@ def test_good_text_survives_a_drawing_that_hangs(tmp_path: Path) -> None:
     path.write_bytes(samples.undrawable_page())
 
     async def work() -> None:
-        async with PdfSession(limits(page_time_limit=1.5), 1000) as worker:
-            await worker.open(path, PDF)
-            (page,) = await planned(worker, [1])
+        async with PdfSession(limits(page_time_limit=1.5), 1000) as session:
+            await session.open(path, PDF)
+            (page,) = await planned(session, [1])
             assert outcome(page) == "native"
             assert "keeper of the house" in page.markdown
-            (forced,) = await planned(worker, [1], OcrMode.FORCE)
+            (forced,) = await planned(session, [1], OcrMode.FORCE)
             assert outcome(forced) == "page_timeout"
 
     run(work())
@@ -194,10 +194,10 @@ def test_a_file_that_hangs_while_opening_is_corrupt(tmp_path: Path) -> None:
     good = samples.text_document(tmp_path / "good.pdf", 1)
 
     async def work() -> None:
-        async with PdfSession(limits(open_time_limit=1), 1000) as worker:
+        async with PdfSession(limits(open_time_limit=1), 1000) as session:
             with pytest.raises(CorruptPdf, match="open_time_limit"):
-                await worker.open(endless, PDF)
-            assert (await worker.open(good, PDF)).pages == 1
+                await session.open(endless, PDF)
+            assert (await session.open(good, PDF)).pages == 1
 
     run(work())
 
@@ -207,12 +207,12 @@ def test_a_file_that_kills_the_child_while_opening_is_corrupt(tmp_path: Path) ->
     os.mkfifo(endless)
 
     async def work() -> None:
-        async with PdfSession(limits(), 1000) as worker:
-            opening = asyncio.create_task(worker.open(endless, PDF))
+        async with PdfSession(limits(), 1000) as session:
+            opening = asyncio.create_task(session.open(endless, PDF))
             for _ in range(2):
-                pid = await child_pid(worker)
+                pid = await child_pid(session)
                 os.kill(pid, signal.SIGSEGV)
-                while worker._child is not None and worker._child.pid == pid:
+                while session._child is not None and session._child.pid == pid:
                     await asyncio.sleep(0.02)
             with pytest.raises(CorruptPdf):
                 await opening
@@ -224,93 +224,93 @@ def test_a_cancelled_call_leaves_no_answer_behind(tmp_path: Path) -> None:
     path = samples.joined(tmp_path / "hang.pdf", samples.endless_page(), samples.prose_page())
 
     async def work() -> None:
-        async with PdfSession(limits(page_time_limit=60), 1000) as worker:
-            await worker.open(path, PDF)
-            rendering = asyncio.create_task(worker.render(1, 72))
-            pid = await busy_child(worker)
+        async with PdfSession(limits(page_time_limit=60), 1000) as session:
+            await session.open(path, PDF)
+            rendering = asyncio.create_task(session.render(1, 72))
+            pid = await busy_child(session)
             rendering.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await rendering
-            assert gone(pid)
-            (page,) = await planned(worker, [2])
+            assert ends(pid)
+            (page,) = await planned(session, [2])
             assert page.number == 2
             assert "keeper of the house" in page.markdown
 
     run(work())
 
 
-def test_a_plan_that_is_given_up_does_not_reach_the_next_document(tmp_path: Path) -> None:
+def test_an_abandoned_plan_does_not_reach_the_next_document(tmp_path: Path) -> None:
     first = samples.text_document(tmp_path / "first.pdf", 5 * BATCH)
     second = tmp_path / "second.pdf"
-    second.write_bytes(samples.prose_page("All of the second document stands on this one page."))
+    second.write_bytes(samples.prose_page("All of the second document is on this one page."))
 
     async def work() -> None:
-        async with PdfSession(limits(), 1000) as worker:
-            await worker.open(first, PDF)
-            async for page in worker.plan(OcrMode.AUTO, range(1, 5 * BATCH + 1)):
+        async with PdfSession(limits(), 1000) as session:
+            await session.open(first, PDF)
+            async for page in session.plan(OcrMode.AUTO, range(1, 5 * BATCH + 1)):
                 if page.number == 3:
                     break
-            assert (await worker.open(second, PDF)).pages == 1
-            pages = await planned(worker, [1])
+            assert (await session.open(second, PDF)).pages == 1
+            pages = await planned(session, [1])
             assert [page.markdown for page in pages] == [
-                "All of the second document stands on this one page."
+                "All of the second document is on this one page."
             ]
 
     run(work())
 
 
-def test_rendering_between_planned_pages_takes_its_turn(tmp_path: Path) -> None:
+def test_pages_can_be_rendered_between_planned_pages(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "long.pdf", 4 * BATCH)
 
     async def work() -> None:
-        async with PdfSession(limits(), 1000) as worker:
-            await worker.open(path, PDF)
-            seen = []
-            async for page in worker.plan(OcrMode.AUTO, range(1, 4 * BATCH + 1)):
-                seen.append(page.number)
+        async with PdfSession(limits(), 1000) as session:
+            await session.open(path, PDF)
+            numbers = []
+            async for page in session.plan(OcrMode.AUTO, range(1, 4 * BATCH + 1)):
+                numbers.append(page.number)
                 if page.number % 50 == 0:
-                    assert (await worker.render(page.number, 50)).number == page.number
-            assert seen == list(range(1, 4 * BATCH + 1))
+                    assert (await session.render(page.number, 50)).number == page.number
+            assert numbers == list(range(1, 4 * BATCH + 1))
 
     run(work())
 
 
-def test_the_child_is_replaced_when_worn_or_large(tmp_path: Path) -> None:
+def test_the_child_is_replaced_after_many_documents_or_when_large(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "one.pdf", 2)
 
     async def pids(**changes: Any) -> list[int]:
-        async with PdfSession(limits(**changes), 1000) as worker:
+        async with PdfSession(limits(**changes), 1000) as session:
             found = []
             for _ in range(3):
-                await worker.open(path, PDF)
-                found.append(await child_pid(worker))
+                await session.open(path, PDF)
+                found.append(await child_pid(session))
             return found
 
     async def between_pages() -> tuple[int, int]:
-        async with PdfSession(limits(), 1000) as worker:
-            await worker.open(path, PDF)
-            before = await child_pid(worker)
-            worker._child.mib = limits().child_max_mib + 1
-            await worker.render(2, 50)
-            return before, await child_pid(worker)
+        async with PdfSession(limits(), 1000) as session:
+            await session.open(path, PDF)
+            before = await child_pid(session)
+            session._child.mib = limits().child_max_mib + 1
+            await session.render(2, 50)
+            return before, await child_pid(session)
 
     assert len(set(run(pids()))) == 1
-    worn = run(pids(child_max_documents=2))
-    assert worn[0] == worn[1] != worn[2]
+    first, second, third = run(pids(child_max_documents=2))
+    assert first == second != third
     before, after = run(between_pages())
     assert before != after
 
 
-def test_an_idle_child_that_died_is_replaced_without_a_word(tmp_path: Path) -> None:
+def test_an_idle_child_that_died_is_replaced(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "one.pdf", 1)
 
     async def work() -> None:
-        async with PdfSession(limits(), 1000) as worker:
-            await worker.open(path, PDF)
-            pid = await child_pid(worker)
+        async with PdfSession(limits(), 1000) as session:
+            await session.open(path, PDF)
+            pid = await child_pid(session)
             os.kill(pid, signal.SIGKILL)
-            assert gone(pid)
-            assert (await worker.render(1, 50)).number == 1
+            assert ends(pid)
+            assert (await session.render(1, 50)).number == 1
 
     run(work())
 
@@ -319,24 +319,24 @@ def test_closing_ends_the_child(tmp_path: Path) -> None:
     path = samples.text_document(tmp_path / "one.pdf", 1)
 
     async def work() -> int:
-        async with PdfSession(limits(), 1000) as worker:
-            await worker.open(path, PDF)
-            return await child_pid(worker)
+        async with PdfSession(limits(), 1000) as session:
+            await session.open(path, PDF)
+            return await child_pid(session)
 
-    assert gone(run(work()))
+    assert ends(run(work()))
 
 
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from rag_service.pdf.session import PdfSession
 from rag_service.config.loader import load_settings
+from rag_service.pdf.session import PdfSession
 
 async def main():
-    worker = PdfSession(load_settings().pdf, 1000)
-    await worker.open(Path(sys.argv[1]), "application/pdf")
-    print(worker._child.pid, flush=True)
-    await worker.render(1, 72)
+    session = PdfSession(load_settings().pdf, 1000)
+    await session.open(Path(sys.argv[1]), "application/pdf")
+    print(session._child.pid, flush=True)
+    await session.render(1, 72)
 
 asyncio.run(main())
 """
@@ -351,7 +351,7 @@ def test_the_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         parent.kill()
         parent.wait()
-    assert gone(pid)
+    assert ends(pid)
 
 
 def test_the_child_does_not_outlive_a_parent_that_is_already_dead() -> None:
@@ -362,35 +362,35 @@ def test_the_child_does_not_outlive_a_parent_that_is_already_dead() -> None:
     assert (started.returncode, started.stdout, started.stderr) == (1, b"", b"")
 
 
-def test_a_child_that_cannot_start_is_nobodys_document(
+def test_a_child_that_cannot_start_is_not_blamed_on_the_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = samples.text_document(tmp_path / "one.pdf", 1)
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
     async def work() -> None:
-        async with PdfSession(limits(), 1000) as worker:
+        async with PdfSession(limits(), 1000) as session:
             with pytest.raises(Internal):
-                await worker.open(path, PDF)
+                await session.open(path, PDF)
 
     run(work())
 
 
-def test_the_child_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_child_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = samples.text_document(tmp_path / "one.pdf", 1)
     monkeypatch.setenv("RUNPOD_API_KEY", "a-very-secret-key")
 
     async def work() -> bytes:
-        async with PdfSession(limits(), 1000) as worker:
-            await worker.open(path, PDF)
-            return Path(f"/proc/{await child_pid(worker)}/environ").read_bytes()
+        async with PdfSession(limits(), 1000) as session:
+            await session.open(path, PDF)
+            return Path(f"/proc/{await child_pid(session)}/environ").read_bytes()
 
     environment = run(work())
     assert b"PATH=" in environment
     assert b"a-very-secret-key" not in environment
 
 
-def test_what_a_library_prints_stays_out_of_the_frames() -> None:
+def test_output_of_a_library_does_not_get_into_the_frames() -> None:
     program = (
         "from rag_service.pdf.child import __main__ as child\n"
         "answers = child._take_stdout()\n"
@@ -414,8 +414,8 @@ def test_the_parent_loads_neither_mupdf_nor_pillow() -> None:
 
 def test_plan_without_an_open_document_is_an_error_of_the_page() -> None:
     async def work() -> None:
-        async with PdfSession(limits(), 1000) as worker:
-            (page,) = await planned(worker, [1])
+        async with PdfSession(limits(), 1000) as session:
+            (page,) = await planned(session, [1])
             assert outcome(page) == "page_unrenderable"
             assert page.plan is PagePlan.OCR
 
