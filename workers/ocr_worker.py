@@ -15,7 +15,7 @@ from typing import Any
 from rag_service.config.loader import get_settings
 from rag_service.database.engine import DatabaseError, error_summary
 from rag_service.errors import ConfigurationError, OcrMisconfigured
-from rag_service.jobs import fork_loads, leases, run_pages, runs, server_state
+from rag_service.jobs import fork_loads, leases, limit_changes, run_pages, runs, server_state
 from rag_service.jobs.fork_loads import TotalLoad
 from rag_service.jobs.run_pages import PendingPage, StoredPage
 from rag_service.jobs.server_state import ServerRecord
@@ -193,6 +193,8 @@ class Watch:
         await self._held.call(
             lambda: fork_loads.report(_fork(), _url(), load.in_flight, load.limit)
         )
+        changes = load.changes.take()
+        await self._held.call(lambda: limit_changes.add(_fork(), _url(), changes))
         # Between two documents a fork is gone for a moment: who asks twice at once takes its part.
         if not is_due:
             return None

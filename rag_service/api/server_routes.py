@@ -11,9 +11,10 @@ from pydantic import BaseModel
 from rag_service.api.problems import documented
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here
-from rag_service.jobs import server_samples
+from rag_service.jobs import limit_changes, server_samples
+from rag_service.jobs.limit_changes import LimitChange
 from rag_service.jobs.server_samples import DiagnosedSample
-from rag_service.knowledgebase.views import SampleView, ServerView
+from rag_service.knowledgebase.views import LimitChangeView, SampleView, ServerView
 
 router = APIRouter(tags=["servers"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
@@ -47,7 +48,14 @@ def _view(newest: DiagnosedSample, seconds: float) -> ServerView:
         starved_since=alarm.since if alarm else None,
         latest=_sample(newest),
         samples=[_sample(judged) for judged in before],
+        limit_changes=[_change(change) for change in limit_changes.last_changes(url)],
     )
+
+
+def _change(change: LimitChange) -> LimitChangeView:
+    fields = asdict(change)
+    del fields["url"]
+    return LimitChangeView(**fields)
 
 
 def _sample(judged: DiagnosedSample) -> SampleView:

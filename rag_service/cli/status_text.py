@@ -144,4 +144,16 @@ def server(view: ServerView) -> str:
     """How full an OCR server is, who is the bottleneck, and what to do."""
     since = f" since {moment(view.starved_since)}" if view.starved_since else ""
     rate = f"{view.latest.pages_per_minute:.0f} pages in the last minute"
-    return f"{view.url}: {_VERDICTS[view.latest.verdict]}{since}, {rate}. {view.latest.sentence}"
+    state = f"{view.url}: {_VERDICTS[view.latest.verdict]}{since}, {rate}. {view.latest.sentence}"
+    return state + _last_change(view)
+
+
+def _last_change(view: ServerView) -> str:
+    """Return why a fork last changed its number in flight for longer than a trial."""
+    lasting = (change for change in view.limit_changes if not change.reason.is_trial)
+    if (change := next(lasting, None)) is None:
+        return ""
+    return (
+        f" Last change of the requests in flight of a fork: {change.old:.1f} -> {change.new:.1f}, "
+        f"{change.reason} ({change.fork}, {moment(change.at)})."
+    )

@@ -278,6 +278,20 @@ class ForkLoad(Base):
     seen_at: Mapped[datetime]
 
 
+class LimitChangeRow(Base):
+    """How often forks changed their number in flight for one reason, and the last change."""
+
+    __tablename__ = "limit_changes"
+
+    url: Mapped[str] = mapped_column(primary_key=True)
+    reason: Mapped[str] = mapped_column(primary_key=True)
+    times: Mapped[int] = mapped_column(BigInteger)
+    old_limit: Mapped[float]
+    new_limit: Mapped[float]
+    fork: Mapped[str]
+    changed_at: Mapped[datetime]
+
+
 class ServerSample(Base):
     """An OCR server's load at one moment, with its diagnosis."""
 

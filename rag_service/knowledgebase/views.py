@@ -8,6 +8,7 @@ from enum import StrEnum
 from pydantic import BaseModel
 
 from rag_service.diagnosis.bottleneck import Verdict
+from rag_service.ocr.concurrency.changes import ChangeReason
 from rag_service.states import GOOD, JobOutcome, JobState, PostReason, RunState, WaitingFor
 
 
@@ -192,6 +193,17 @@ class SampleView(BaseModel):
     sentence: str
 
 
+class LimitChangeView(BaseModel):
+    """Why forks changed their number of requests in flight: one reason and its last change."""
+
+    reason: ChangeReason
+    count: int
+    old: float
+    new: float
+    fork: str
+    at: datetime
+
+
 class ServerView(BaseModel):
     """An OCR server as it was last seen; `samples` where they were asked for, oldest first."""
 
@@ -199,3 +211,5 @@ class ServerView(BaseModel):
     starved_since: datetime | None
     latest: SampleView
     samples: list[SampleView]
+    # Newest first.
+    limit_changes: list[LimitChangeView] = []

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -22,7 +22,8 @@ from rag_service.database.engine import DatabaseError
 from rag_service.database.totals import DatabaseTotals, read_totals
 from rag_service.diagnosis.bottleneck import Verdict
 from rag_service.errors import ConfigurationError
-from rag_service.jobs import live_workers, server_samples, wake_ups
+from rag_service.jobs import limit_changes, live_workers, server_samples, wake_ups
+from rag_service.jobs.limit_changes import LimitChange
 from rag_service.jobs.live_workers import LiveWorker
 from rag_service.jobs.server_samples import DiagnosedSample
 from rag_service.knowledgebase.job_queries import JobTotals, job_totals
@@ -79,12 +80,13 @@ class _DatabaseCollector(Collector):
         self._fresh = settings.occupancy.fresh
         self._server = settings.page_server
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         try:
             gauges = read_totals()
             loads = [load for stage in Stage for load in live_workers.of_stage(stage)]
             jobs = job_totals()
             servers = server_samples.latest(self._fresh, self._server)
+            changes = limit_changes.last_changes()
         except (DatabaseError, ConfigurationError) as error:
             log.warning("No figures from the database: %s", error)
             yield _gauge("database_up", "1 where PostgreSQL answers.", 0)
@@ -94,6 +96,7 @@ class _DatabaseCollector(Collector):
         yield from _of_workers(loads)
         yield from _of_jobs(jobs)
         yield from _of_servers(servers)
+        yield _limit_changes(changes)
 
 
 class _BrokerCollector(Collector):
@@ -205,6 +208,17 @@ def _of_servers(servers: Sequence[DiagnosedSample]) -> Iterator[GaugeMetricFamil
             is_so = int(judged.diagnosis.verdict is verdict)
             verdicts.add_metric([judged.sample.url, verdict], is_so)
     yield verdicts
+
+
+def _limit_changes(changes: Sequence[LimitChange]) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        _NAME + "limit_changes",
+        "Changes of the requests in flight of all forks, by reason.",
+        labels=["server", "reason"],
+    )
+    for change in changes:
+        family.add_metric([change.url, change.reason], change.count)
+    return family
 
 
 def _gauge(name: str, meaning: str, value: float) -> GaugeMetricFamily:

@@ -20,9 +20,10 @@ from pydantic import SecretStr
 from benchmarks.simulated_batch import SERVERS
 from benchmarks.simulated_server import GaugeNames, SimulatedServer
 from rag_service.diagnosis.bottleneck import Verdict
-from rag_service.jobs import fork_loads, live_workers, server_samples, server_state
+from rag_service.jobs import fork_loads, limit_changes, live_workers, server_samples, server_state
 from rag_service.monitoring.alarm_webhook import Notifier
 from rag_service.monitoring.gauge_sampler import Sampler
+from rag_service.ocr.concurrency.changes import ChangeLog, ChangeReason
 from rag_service.states import JobOutcome, PageState, Stage
 from tests import simulation as sim
 from tests.conftest import changed_settings
@@ -296,6 +297,31 @@ def test_metrics_servers_and_status_say_it_in_figures_and_words(simulated, sampl
     )  # fmt: skip
     assert server.url in done.stdout
     assert told["latest"]["sentence"] in done.stdout
+
+
+def test_metrics_servers_and_status_give_the_reason_for_the_number_in_flight(
+    simulated, sampler, start_api
+):
+    server = simulated(GaugeNames.SGLANG)
+    look(sampler(server.url))
+    changes = ChangeLog()
+    changes.add(10.0, 12.0, ChangeReason.MORE_GAINED)
+    limit_changes.add("a-fork", server.url, changes.take())
+    changes.add(12.0, 15.0, ChangeReason.TRIED_MORE)
+    limit_changes.add("a-fork", server.url, changes.take())
+    api = start_api(ocr={"base_url": server.url})
+    series = f'limit_changes_total{{reason="more_gained",server="{server.url}"}} 1.0'
+    assert series in api.client.get("/metrics").text
+    [view] = api.client.get("/servers").json()["servers"]
+    assert [change["reason"] for change in view["limit_changes"]] == ["tried_more", "more_gained"]
+    lasting = view["limit_changes"][1]
+    assert (lasting["old"], lasting["new"], lasting["fork"]) == (10.0, 12.0, "a-fork")
+    done = subprocess.run(
+        [sys.executable, "-m", "rag_service.cli.main", "status"],
+        env=os.environ | {"RAG_SERVICE_URL": api.url},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "10.0 -> 12.0, more_gained (a-fork," in done.stdout
 
 
 def test_pages_that_the_memory_guard_holds_back_say_so(simulated, sampler, api, make_pdf):

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from rag_service.jobs import fork_loads
+from rag_service.jobs import fork_loads, limit_changes
+from rag_service.ocr.concurrency.changes import ChangeLog, ChangeReason
 from rag_service.ocr.concurrency.limiter import LimiterLoad, Together
 
 URL = "http://127.0.0.1:5002"
@@ -74,3 +75,20 @@ def test_the_first_page_sent_is_told_at_once_and_who_is_beside_at_the_usual_pace
     assert fork_loads.in_flight(URL) == pytest.approx(0.4)
     assert report(watch, in_flight=8, beside=[]) is None
     assert fork_loads.in_flight(URL) == pytest.approx(0.4)
+
+
+def test_reasons_for_changes_are_counted_over_all_forks_with_the_last_change(watch):
+    for old in (8.0, 10.0):
+        changes = ChangeLog()
+        changes.add(old, old * 2, ChangeReason.DOUBLED)
+        changes.add(old * 2, old * 2.5, ChangeReason.TRIED_MORE)
+        asyncio.run(watch.report(LimiterLoad(8, 8.0, is_settled=False, changes=changes)))
+        assert changes.take() == {}
+    found = {each.reason: each for each in limit_changes.last_changes(URL)}
+    assert {reason: each.count for reason, each in found.items()} == {
+        ChangeReason.DOUBLED: 2,
+        ChangeReason.TRIED_MORE: 2,
+    }
+    doubled = found[ChangeReason.DOUBLED]
+    assert (doubled.old, doubled.new) == (10.0, 20.0)
+    assert limit_changes.last_changes("http://127.0.0.1:5999") == []

@@ -12,10 +12,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rag_service.config.options import OcrOptions, Settings
+from rag_service.ocr.concurrency.changes import ChangeLog
 from rag_service.ocr.concurrency.search import Aim, ConcurrencySearch
 from rag_service.ocr.ocr_client import AnswerTimedOut, server_url
 from rag_service.ocr.server_gauges import ServerGauges
@@ -37,12 +38,14 @@ Tell = Callable[["LimiterLoad"], Awaitable["Together | None"]]
 class LimiterLoad:
     """What a process has open at a server, would usually let be open, and if that is settled.
 
-    `in_flight` is the mean of the last seconds, documents before this one included.
+    `in_flight` is the mean of the last seconds, documents before this one included. `changes`
+    counts why the limit changed; whoever stores the counts takes them.
     """
 
     in_flight: float
     limit: float
     is_settled: bool
+    changes: ChangeLog = field(default_factory=ChangeLog, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,11 @@ class Together:
 
 class Governor(Protocol):
     """Says how many requests may be open; told what becomes of each."""
+
+    @property
+    def changes(self) -> ChangeLog:
+        """Why the limit changed."""
+        ...
 
     @property
     def limit(self) -> float:
@@ -99,6 +107,7 @@ class Fixed:
 
     def __init__(self, limit: int) -> None:
         self.limit = self.usual = float(limit)
+        self.changes = ChangeLog()
 
     def admits(self, in_flight: int, now: float) -> bool:  # noqa: ARG002
         return in_flight < self.limit
@@ -187,7 +196,8 @@ class Limiter:
             self._requests.admit()
             self._pages.admit()
             mean = self._meter.read(self.in_flight)
-            load = LimiterLoad(mean, self.governor.usual, self.governor.is_settled)
+            governor = self.governor
+            load = LimiterLoad(mean, governor.usual, governor.is_settled, governor.changes)
             if (together := await tell(load)) is not None:
                 self.governor.share_with(together.processes, together.limit)
             await asyncio.sleep(self._beat)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rag_service.ocr.concurrency.changes import ChangeLog
 from rag_service.ocr.concurrency.trials import (
     BLIND,
     GAUGED,
@@ -111,6 +112,7 @@ class ConcurrencySearch:
     ) -> None:
         """`start`: what was right before, for each of `among` processes; it may double still."""
         self._aim = aim
+        self.changes = ChangeLog()
         self._may_grow = may_grow
         self.phase = Phase.DOUBLING
         self._base = start or 1.0
