@@ -8,11 +8,12 @@ from typing import Any
 
 from rag_service.database.engine import begin
 from rag_service.errors import Cancelled
-from rag_service.jobs import remote_jobs, runs
+from rag_service.jobs import remote_jobs, remote_posts, runs
 from rag_service.jobs.leases import ClaimedRun
-from rag_service.jobs.remote_jobs import JobRow, NewJob
+from rag_service.jobs.remote_jobs import JobEnd, JobRow
+from rag_service.jobs.remote_posts import NewJob
 from rag_service.jobs.run_pages import StoredPage
-from rag_service.runpod.job_rules import token_digest
+from rag_service.runpod.job_keys import token_digest
 from rag_service.states import JobOutcome, PageState, PostReason, Stage
 from tests import simulation as sim
 
@@ -44,15 +45,15 @@ def new_job(
     )
 
 
-def open_job(run: ClaimedRun, *pages: int, most_live: int = 64, **more: Any) -> Any:
+def open_job(run: ClaimedRun, *pages: int, max_live: int = 64, **more: Any) -> Any:
     """The new post's id, or None at the limit."""
-    return remote_jobs.open_job(run, new_job(*pages, **more), most_live=most_live)
+    return remote_posts.open_job(run, new_job(*pages, **more), max_live=max_live)
 
 
 def live_job(run: ClaimedRun, *pages: int, **more: Any) -> JobRow:
     """A post that brought its id back; the row as pollers see it."""
     job_id = open_job(run, *pages, **more)
-    remote_jobs.store_remote_id(job_id, f"remote-{job_id}")
+    remote_posts.store_remote_id(job_id, f"remote-{job_id}")
     return job_row(run, job_id)
 
 
@@ -77,9 +78,9 @@ def settle(
     *pages: StoredPage,
     outcome: JobOutcome = JobOutcome.COMPLETED,
     reasons: Mapping[int, PostReason] | None = None,
-    **told: Any,
+    **columns: Any,
 ) -> bool:
-    return remote_jobs.settle(job, outcome, pages, reasons or {}, told)
+    return remote_jobs.settle(job, JobEnd(outcome, pages, reasons or {}, columns))
 
 
 def claims(run: ClaimedRun) -> list[str | None]:

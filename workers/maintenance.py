@@ -22,7 +22,7 @@ from rag_service.database.engine import DatabaseError, error_summary
 from rag_service.documents import deletion
 from rag_service.documents.storage import DocumentStore
 from rag_service.errors import OcrUnavailable
-from rag_service.jobs import leases, live_workers, remote_jobs, runs, server_state, wake_ups
+from rag_service.jobs import leases, live_workers, remote_posts, runs, server_state, wake_ups
 from rag_service.jobs.live_workers import MaintenanceClaim
 from rag_service.monitoring.gauge_sampler import Sampler
 from rag_service.ocr.ocr_client import OcrClient, Probe
@@ -145,7 +145,7 @@ class MaintenanceLoop:
             continue
         runpod = self._settings.runpod
         if runpod.handler_volume:
-            remote_jobs.wake_for_reposts(runpod.repost_after)
+            remote_posts.wake_for_reposts(runpod.repost_after)
 
     def _watch_endpoint(self) -> None:
         asyncio.run(self._watch.look())

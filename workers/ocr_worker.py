@@ -57,7 +57,7 @@ def _reader() -> Work:
     """How this worker's pages travel."""
     if get_settings().ocr.transport == "direct":
         return read_run
-    from workers.remote.posting import read_remotely
+    from workers.remote.remote_run import read_remotely
 
     return read_remotely
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 from rag_service.api.upload import body_of
 from rag_service.errors import InvalidOptions, NotFound
 from rag_service.jobs import remote_jobs
-from rag_service.runpod.job_rules import token_digest
+from rag_service.runpod.job_keys import token_digest
 
 router = APIRouter(prefix="/webhooks", tags=["webhooks"])
 

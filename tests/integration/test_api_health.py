@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from rag_service.database.engine import begin
 from rag_service.documents import deletion
 from rag_service.jobs import live_workers, remote_jobs, server_state
+from rag_service.jobs.remote_jobs import PollNote
 from rag_service.states import LayoutMode, Stage
 from tests.posts import held_run, live_job, open_job, read_page, settle
 from tests.simulation import ready_run
@@ -202,8 +203,8 @@ class TestMetrics:
         run = held_run(4)
         jobs = [live_job(run, number) for number in (1, 2, 3)]
         open_job(run, 4)
-        remote_jobs.note_poll(jobs[0].id, next_in=9, status="IN_QUEUE", error="")
-        remote_jobs.note_poll(jobs[1].id, next_in=9, status="HIBERNATING", error="")
+        remote_jobs.note_poll(jobs[0].id, PollNote(next_in=9, status="IN_QUEUE", error=""))
+        remote_jobs.note_poll(jobs[1].id, PollNote(next_in=9, status="HIBERNATING", error=""))
         settle(jobs[2], read_page(3), execution_ms=1500)
         found = {key: value for key, value in figures().items() if value != "0.0"}
         assert found == {

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from rag_service.config.loader import get_settings
-from rag_service.jobs import remote_jobs, server_state
-from rag_service.jobs.remote_jobs import JobRow
+from rag_service.jobs import remote_jobs, remote_posts, server_state
+from rag_service.jobs.remote_jobs import JobRow, PollNote
 from tests import simulation as sim
 from tests.fakes.runpod_service import RunPodService
 from tests.fakes.runpod_twists import CUT_BEFORE, HONEST, HTML, Twist, refused
@@ -30,10 +30,10 @@ class Watched:
     watch: EndpointWatch = field(default_factory=lambda: EndpointWatch(get_settings()))
 
     def polled(self, status: str = "IN_QUEUE") -> None:
-        remote_jobs.note_poll(self.job.id, next_in=900, status=status, error="")
+        remote_jobs.note_poll(self.job.id, PollNote(next_in=900, status=status, error=""))
 
     def unanswered(self, complaint: str = "no answer") -> None:
-        remote_jobs.note_poll(self.job.id, next_in=900, error=complaint)
+        remote_jobs.note_poll(self.job.id, PollNote(next_in=900, error=complaint))
 
     def age(self, seconds: float) -> None:
         sim.execute(
@@ -63,9 +63,9 @@ def watched(environment: Callable[..., None]) -> Iterator[Watched]:
 def _live_job(runpod: RunPodService) -> JobRow:
     run = held_run(1)
     new = replace(new_job(1, endpoint=runpod.endpoint), base_url=runpod.base_url)
-    job_id = remote_jobs.open_job(run, new, most_live=64)
+    job_id = remote_posts.open_job(run, new, max_live=64)
     assert job_id is not None
-    remote_jobs.store_remote_id(job_id, "remote")
+    remote_posts.store_remote_id(job_id, "remote")
     server_state.mark_answered(get_settings().page_server or "")
     return remote_jobs.jobs_of(run.id)[0]
 

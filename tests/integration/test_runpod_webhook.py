@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rag_service.runpod.job_rules import token_digest
+from rag_service.runpod.job_keys import token_digest
 from tests.fakes import runpod_twists as twists
 from tests.fakes.runpod_jobs import Job
 from tests.fakes.runpod_service import read_all

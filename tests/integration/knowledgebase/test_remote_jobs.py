@@ -11,10 +11,11 @@ from rag_service.database.engine import begin
 from rag_service.documents import deletion
 from rag_service.documents.storage import DocumentStore
 from rag_service.errors import LeaseLost, RemoteJobFailed
-from rag_service.jobs import leases, remote_jobs, runs
-from rag_service.jobs.remote_jobs import FreePages
+from rag_service.jobs import leases, remote_jobs, remote_posts, runs
+from rag_service.jobs.remote_jobs import PollNote
+from rag_service.jobs.remote_posts import FreePages
 from rag_service.jobs.run_pages import StoredPage
-from rag_service.runpod.job_rules import token_digest
+from rag_service.runpod.job_keys import token_digest
 from rag_service.states import JobOutcome, PageState, PostReason, RunState, Stage
 from tests import simulation as sim
 from tests.posts import (
@@ -70,7 +71,7 @@ def test_the_limit_of_live_jobs_holds_also_for_runs_that_post_at_once():
         endpoint = f"ep-{number}"
         held = [held_run(1) for _ in range(4)]
         made = at_once(
-            *[lambda run=run: open_job(run, 1, most_live=2, endpoint=endpoint) for run in held]  # noqa: B023
+            *[lambda run=run: open_job(run, 1, max_live=2, endpoint=endpoint) for run in held]  # noqa: B023
         )
         assert sum(job_id is not None for job_id in made) == 2
         assert not [error for error in made if isinstance(error, Exception)]
@@ -79,10 +80,10 @@ def test_the_limit_of_live_jobs_holds_also_for_runs_that_post_at_once():
 def test_only_the_endpoints_own_live_jobs_count_to_its_limit():
     first, second, third = (held_run(1) for _ in range(3))
     job = live_job(first, 1)
-    assert open_job(second, 1, most_live=1) is None
-    assert open_job(second, 1, most_live=1, endpoint="another") is not None
+    assert open_job(second, 1, max_live=1) is None
+    assert open_job(second, 1, max_live=1, endpoint="another") is not None
     settle(job, read_page(1))
-    assert open_job(third, 1, most_live=1) is not None
+    assert open_job(third, 1, max_live=1) is not None
 
 
 # The id that a post brings back.
@@ -93,18 +94,18 @@ def test_a_late_id_is_kept_for_the_runs_new_owner():
     job_id = open_job(run, 1, 2)
     sim.expire(run.id)
     newer = sim.claim(Stage.OCR)
-    assert remote_jobs.note_interrupted(newer) == 1
-    remote_jobs.store_remote_id(job_id, "late")
+    assert remote_posts.note_interrupted(newer) == 1
+    remote_posts.store_remote_id(job_id, "late")
     assert (row(job_id).state, row(job_id).remote_id) == ("live", "late")
     assert not row(job_id).cancel_wanted
-    assert remote_jobs.free_pages(newer) == []
+    assert remote_posts.free_pages(newer) == []
 
 
 def test_a_late_id_of_a_cancelled_run_is_to_be_cancelled():
     run = held_run()
     job_id = open_job(run, 1, 2)
     assert cancel(run)
-    remote_jobs.store_remote_id(job_id, "late")
+    remote_posts.store_remote_id(job_id, "late")
     due = remote_jobs.claim_due(10)
     assert [(job.remote_id, job.cancel_wanted) for job in due] == [("late", True)]
 
@@ -112,18 +113,18 @@ def test_a_late_id_of_a_cancelled_run_is_to_be_cancelled():
 def test_an_id_is_stored_once():
     run = held_run()
     job_id = open_job(run, 1)
-    remote_jobs.store_remote_id(job_id, "first")
-    remote_jobs.store_remote_id(job_id, "second")
+    remote_posts.store_remote_id(job_id, "first")
+    remote_posts.store_remote_id(job_id, "second")
     assert row(job_id).remote_id == "first"
 
 
 def test_a_repeated_post_whose_id_comes_after_all_is_followed_but_has_no_page():
     run = held_run()
     job_id = open_job(run, 1, 2)
-    remote_jobs.note_lost(job_id, "cut")
-    remote_jobs.repeat(run, job_id)
+    remote_posts.note_lost(job_id, "cut")
+    remote_posts.free_lost(run, job_id)
     newer = live_job(run, 1, 2, reason=PostReason.LOST_ANSWER)
-    remote_jobs.store_remote_id(job_id, "late")
+    remote_posts.store_remote_id(job_id, "late")
     assert set(claims(run)) == {newer.id}
     assert settle(job_row(run, job_id), read_page(1), read_page(2))
     assert sim.page_row(run.id, 1).state == PageState.PENDING
@@ -137,9 +138,9 @@ def test_a_repeated_post_whose_id_comes_after_all_is_followed_but_has_no_page():
 def test_a_refused_post_frees_its_pages():
     run = held_run()
     job_id = open_job(run, 1, 2)
-    remote_jobs.note_refused(job_id, "429")
+    remote_posts.note_refused(job_id, "429")
     assert (row(job_id).state, row(job_id).outcome) == ("ended", "refused")
-    assert remote_jobs.free_pages(run) == [FreePages(PostReason.FIRST, (1, 2))]
+    assert remote_posts.free_pages(run) == [FreePages(PostReason.FIRST, (1, 2))]
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -148,10 +149,10 @@ def test_a_post_that_may_exist_is_not_called_refused(answered):
     run = held_run()
     job_id = open_job(run, 1, 2)
     if answered:
-        remote_jobs.store_remote_id(job_id, "there")
+        remote_posts.store_remote_id(job_id, "there")
     else:
-        remote_jobs.note_lost(job_id, "cut")
-    remote_jobs.note_refused(job_id, "stopped")
+        remote_posts.note_lost(job_id, "cut")
+    remote_posts.note_refused(job_id, "stopped")
     assert row(job_id).state == ("live" if answered else "lost")
     assert claims(run) == [job_id, job_id]
 
@@ -162,7 +163,7 @@ def test_only_posts_of_earlier_claims_are_interrupted():
     leases.release(run)
     newer = sim.claim(Stage.OCR)
     own = open_job(newer, 2)
-    assert remote_jobs.note_interrupted(newer) == 1
+    assert remote_posts.note_interrupted(newer) == 1
     assert (row(old).state, row(own).state) == ("lost", "submitting")
     assert row(old).lost_at is not None
 
@@ -172,11 +173,11 @@ def test_a_lost_post_is_repeated_as_it_was():
     run = held_run(9)
     lost = open_job(run, 2, 3, 5)
     other = live_job(run, 6, 7)
-    remote_jobs.note_lost(lost, "cut")
+    remote_posts.note_lost(lost, "cut")
     settle(other, again(6), again(7), reasons={6: PostReason.SECOND_TRY, 7: PostReason.SECOND_TRY})
-    remote_jobs.repeat(run, lost)
+    remote_posts.free_lost(run, lost)
     assert row(lost).outcome == JobOutcome.REPEATED
-    assert sorted(remote_jobs.free_pages(run), key=lambda free: free.numbers) == [
+    assert sorted(remote_posts.free_pages(run), key=lambda free: free.numbers) == [
         FreePages(PostReason.FIRST, (1, 4, 8, 9)),
         FreePages(PostReason.LOST_ANSWER, (2, 3, 5)),
         FreePages(PostReason.SECOND_TRY, (6, 7)),
@@ -187,18 +188,18 @@ def test_two_lost_posts_are_never_made_one():
     run = held_run(4)
     for pages in [(1, 2), (3, 4)]:
         job_id = open_job(run, *pages)
-        remote_jobs.note_lost(job_id, "cut")
-        remote_jobs.repeat(run, job_id)
-    assert [free.numbers for free in remote_jobs.free_pages(run)] == [(1, 2), (3, 4)]
+        remote_posts.note_lost(job_id, "cut")
+        remote_posts.free_lost(run, job_id)
+    assert [free.numbers for free in remote_posts.free_pages(run)] == [(1, 2), (3, 4)]
 
 
 def test_who_lost_the_run_repeats_nothing():
     run = held_run()
     job_id = open_job(run, 1, 2)
-    remote_jobs.note_lost(job_id, "cut")
+    remote_posts.note_lost(job_id, "cut")
     leases.release(run)
     with pytest.raises(LeaseLost):
-        remote_jobs.repeat(run, job_id)
+        remote_posts.free_lost(run, job_id)
     assert row(job_id).state == "lost"
 
 
@@ -305,7 +306,7 @@ def test_pollers_that_come_together_never_get_the_same_job():
         assert len(ids) == len(set(ids))
         assert set(ids) == jobs
         for job_id in ids:
-            remote_jobs.note_poll(job_id, next_in=0)
+            remote_jobs.note_poll(job_id, PollNote(next_in=0))
 
 
 def test_a_poll_that_brought_no_end_comes_again_in_its_time():
@@ -313,7 +314,7 @@ def test_a_poll_that_brought_no_end_comes_again_in_its_time():
     job = live_job(run, 1)
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
     assert remote_jobs.claim_due(9, run_id=run.id) == []
-    remote_jobs.note_poll(job.id, next_in=60, status="IN_QUEUE", delay_ms=5)
+    remote_jobs.note_poll(job.id, PollNote(next_in=60, status="IN_QUEUE", delay_ms=5))
     assert remote_jobs.claim_due(9, run_id=run.id) == []
     sim.execute("UPDATE remote_jobs SET next_poll_at = now()")
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
@@ -334,7 +335,7 @@ def test_a_dead_forks_poll_does_not_hold_up_the_runs_next_owner():
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
     sim.expire(run.id)
     newer = sim.claim(Stage.OCR)
-    remote_jobs.note_interrupted(newer)
+    remote_posts.note_interrupted(newer)
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
 
 
@@ -349,7 +350,7 @@ def test_maintenance_leaves_jobs_to_the_fork_that_holds_the_run():
 def test_a_job_to_be_cancelled_is_polled_by_maintenance_at_once():
     run = held_run(1)
     job = live_job(run, 1)
-    remote_jobs.note_poll(job.id, next_in=3600)
+    remote_jobs.note_poll(job.id, PollNote(next_in=3600))
     cancel(run)
     assert [job.cancel_wanted for job in remote_jobs.claim_due(9)] == [True]
 
@@ -358,18 +359,18 @@ def test_a_poll_that_ends_late_revives_no_job():
     run = held_run(1)
     job = live_job(run, 1)
     settle(job, read_page(1))
-    remote_jobs.note_poll(job.id, next_in=0, status="IN_PROGRESS", adopted_id="another")
+    remote_jobs.note_poll(job.id, PollNote(next_in=0, status="IN_PROGRESS", adopted_id="another"))
     assert (row(job.id).state, row(job.id).remote_id) == ("ended", job.remote_id)
 
 
 def test_a_run_is_woken_when_its_lost_answer_is_due():
     run = held_run(1)
     job_id = open_job(run, 1)
-    remote_jobs.note_lost(job_id, "cut")
+    remote_posts.note_lost(job_id, "cut")
     remote_jobs.leave_to_maintenance(run)
-    assert remote_jobs.wake_for_reposts(60) == 0
+    assert remote_posts.wake_for_reposts(60) == 0
     sim.execute("UPDATE remote_jobs SET lost_at = now() - interval '61 s'")
-    assert remote_jobs.wake_for_reposts(60) == 1
+    assert remote_posts.wake_for_reposts(60) == 1
     assert sim.claim(Stage.OCR).id == run.id
 
 
@@ -379,19 +380,19 @@ def test_a_run_is_woken_when_its_lost_answer_is_due():
 def test_a_webhooks_id_is_a_hint_until_it_is_confirmed():
     run = held_run(1)
     job_id = open_job(run, 1, token="secret")
-    remote_jobs.note_lost(job_id, "cut")
-    remote_jobs.note_poll(job_id, next_in=3600)
+    remote_posts.note_lost(job_id, "cut")
+    remote_jobs.note_poll(job_id, PollNote(next_in=3600))
     assert remote_jobs.hint(token_digest("secret"), "named")
     assert (row(job_id).remote_id, row(job_id).hinted_id) == (None, "named")
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
-    remote_jobs.note_poll(job_id, next_in=1, adopted_id="named")
+    remote_jobs.note_poll(job_id, PollNote(next_in=1, adopted_id="named"))
     assert (row(job_id).remote_id, row(job_id).state) == ("named", "live")
 
 
 def test_the_posts_own_answer_stands_above_a_webhooks_id():
     run = held_run(1)
     job = live_job(run, 1)
-    remote_jobs.note_poll(job.id, next_in=1, adopted_id="another")
+    remote_jobs.note_poll(job.id, PollNote(next_in=1, adopted_id="another"))
     assert row(job.id).remote_id == job.remote_id
 
 
@@ -400,9 +401,9 @@ def test_a_webhook_that_comes_during_a_poll_is_not_forgotten_by_it():
     job = live_job(run, 1, token="secret")
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
     remote_jobs.hint(token_digest("secret"), "named")
-    remote_jobs.note_poll(job.id, next_in=3600, status="IN_PROGRESS")
+    remote_jobs.note_poll(job.id, PollNote(next_in=3600, status="IN_PROGRESS"))
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
-    remote_jobs.note_poll(job.id, next_in=3600, status="IN_PROGRESS")
+    remote_jobs.note_poll(job.id, PollNote(next_in=3600, status="IN_PROGRESS"))
     assert remote_jobs.claim_due(9, run_id=run.id) == []
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rag_service.errors import RemoteJobFailed
-from rag_service.jobs import leases, remote_endpoints, remote_jobs, runs
+from rag_service.jobs import leases, remote_endpoints, remote_jobs, remote_posts, runs
 from rag_service.jobs.remote_endpoints import LiveJobs
+from rag_service.jobs.remote_jobs import PollNote
 from rag_service.jobs.run_pages import StoredPage
 from rag_service.knowledgebase import document_queries
 from rag_service.knowledgebase.job_queries import job_totals, list_jobs
@@ -60,7 +61,7 @@ def test_a_post_that_is_only_being_made_is_waited_for_by_nobody() -> None:
     run = held_run(1)
     job_id = open_job(run, 1)
     assert shown(run).waiting_for is None
-    remote_jobs.note_lost(job_id, "cut")
+    remote_posts.note_lost(job_id, "cut")
     assert shown(run).waiting_for == "remote_job"
 
 
@@ -107,9 +108,11 @@ def test_a_documents_jobs_are_listed_with_all_that_is_known() -> None:
     lost = open_job(run, 4)
     settle(done, read_page(1), read_page(2), execution_ms=2500, delay_ms=40,
            last_status="COMPLETED")  # fmt: skip
-    remote_jobs.note_poll(failing.id, next_in=9, status="IN_PROGRESS", execution_ms=100, error="")
-    remote_jobs.note_poll(failing.id, next_in=9, error="HTTP 502: bad gateway")
-    remote_jobs.note_lost(lost, "cut")
+    remote_jobs.note_poll(
+        failing.id, PollNote(next_in=9, status="IN_PROGRESS", execution_ms=100, error="")
+    )
+    remote_jobs.note_poll(failing.id, PollNote(next_in=9, error="HTTP 502: bad gateway"))
+    remote_posts.note_lost(lost, "cut")
     first, second, third = list_jobs(run.document_id)
     assert (first.remote_id, first.pages, first.reason) == (done.remote_id, [1, 2], "first")
     assert (first.state, first.outcome, first.last_status) == ("ended", "completed", "COMPLETED")
@@ -149,7 +152,7 @@ def test_a_document_costs_what_all_its_jobs_ran_at_their_own_price() -> None:
     run = held_run(3)
     settle(live_job(run, 1), again(1), outcome=JobOutcome.FAILED, execution_ms=1500)
     settle(live_job(run, 1), read_page(1), execution_ms=2500)
-    remote_jobs.note_poll(live_job(run, 2).id, next_in=9, execution_ms=1000)
+    remote_jobs.note_poll(live_job(run, 2).id, PollNote(next_in=9, execution_ms=1000))
     open_job(run, 3)
     cost = shown(run).cost
     assert (cost.gpu_seconds, cost.usd, cost.lower_bound) == (5.0, 2.5, True)
@@ -164,8 +167,8 @@ def test_totals_count_live_jobs_by_their_last_word_and_ended_ones_by_outcome() -
     run = held_run(5)
     jobs = [live_job(run, number) for number in range(1, 5)]
     open_job(run, 5)
-    remote_jobs.note_poll(jobs[0].id, next_in=9, status="IN_QUEUE")
-    remote_jobs.note_poll(jobs[1].id, next_in=9, status="IN_PROGRESS", execution_ms=500)
+    remote_jobs.note_poll(jobs[0].id, PollNote(next_in=9, status="IN_QUEUE"))
+    remote_jobs.note_poll(jobs[1].id, PollNote(next_in=9, status="IN_PROGRESS", execution_ms=500))
     settle(jobs[2], read_page(3), execution_ms=1500)
     totals = job_totals()
     assert totals.live == {"IN_QUEUE": 1, "IN_PROGRESS": 1, "live": 1, "submitting": 1}
@@ -179,8 +182,8 @@ def test_totals_count_live_jobs_by_their_last_word_and_ended_ones_by_outcome() -
 def test_an_endpoint_is_alarming_only_for_jobs_that_have_queued_for_long() -> None:
     run = held_run(2)
     running, queued = live_job(run, 1), live_job(run, 2)
-    remote_jobs.note_poll(running.id, next_in=9, status="IN_PROGRESS", error="")
-    remote_jobs.note_poll(queued.id, next_in=9, status="IN_QUEUE", error="")
+    remote_jobs.note_poll(running.id, PollNote(next_in=9, status="IN_PROGRESS", error=""))
+    remote_jobs.note_poll(queued.id, PollNote(next_in=9, status="IN_QUEUE", error=""))
     assert endpoint() == LiveJobs(2, False, True, None)
     sim.execute("UPDATE remote_jobs SET submitted_at = now() - interval '601 s'")
     assert endpoint().queued_for_long
@@ -194,10 +197,10 @@ def test_a_failed_poll_counts_until_one_is_answered() -> None:
     one, other = live_job(run, 1), live_job(run, 2)
     assert endpoint() == LiveJobs(2, False, False, None)
     for job in (one, other):
-        remote_jobs.note_poll(job.id, next_in=9, status="IN_QUEUE", error="")
-        remote_jobs.note_poll(job.id, next_in=9, error="no answer")
+        remote_jobs.note_poll(job.id, PollNote(next_in=9, status="IN_QUEUE", error=""))
+        remote_jobs.note_poll(job.id, PollNote(next_in=9, error="no answer"))
     assert (endpoint().answered, endpoint().poll_error) == (False, "no answer")
-    remote_jobs.note_poll(one.id, next_in=9, status="IN_QUEUE", error="")
+    remote_jobs.note_poll(one.id, PollNote(next_in=9, status="IN_QUEUE", error=""))
     assert (endpoint().answered, endpoint().poll_error) == (True, "no answer")
     settle(one, StoredPage(1, PageState.OCR, "text", {}))
     assert not endpoint().answered
@@ -206,7 +209,7 @@ def test_a_failed_poll_counts_until_one_is_answered() -> None:
 def test_a_lost_post_keeps_its_reason_while_nobody_can_be_asked() -> None:
     run = held_run(1)
     job_id = open_job(run, 1)
-    remote_jobs.note_lost(job_id, "cut")
-    remote_jobs.note_poll(job_id, next_in=9)
+    remote_posts.note_lost(job_id, "cut")
+    remote_jobs.note_poll(job_id, PollNote(next_in=9))
     [job] = list_jobs(run.document_id)
     assert (job.state, job.error) == ("lost", "cut")

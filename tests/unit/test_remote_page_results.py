@@ -12,10 +12,10 @@ from rag_service.errors import RemoteJobFailed
 from rag_service.jobs.remote_jobs import JobRow
 from rag_service.parsers.contract import PageResult, PageWarning, Region
 from rag_service.parsers.glmocr import VERSION
+from rag_service.runpod.decisions import JobEnded
 from rag_service.runpod.job_format import JobOutput
-from rag_service.runpod.job_rules import Ended
 from rag_service.states import JobOutcome, JobState, PageState, PostReason
-from workers.remote.polling import results
+from workers.remote.page_results import page_results
 from workers.runpod_handler.page_reading import as_output
 
 REGION = {"index": 0, "label": "text", "bbox_2d": (1, 2, 3, 4), "content": "Some text."}
@@ -29,15 +29,15 @@ def job(*pages: int) -> JobRow:
     )  # fmt: skip
 
 
-def ended(*pages: dict[str, Any], **more: Any) -> Ended:
+def ended(*pages: dict[str, Any], **more: Any) -> JobEnded:
     engine = {"name": "sglang", "model": "glm-ocr", "version": "0.5"}
     given = {"version": 1, "request_key": "k", "pages": pages, "engine": engine, **more}
     output = JobOutput.model_validate(given)
-    return Ended(JobOutcome.COMPLETED, RemoteJobFailed(), output, PostReason.SECOND_TRY)
+    return JobEnded(JobOutcome.COMPLETED, RemoteJobFailed(), output, PostReason.SECOND_TRY)
 
 
 def only_page(**page: Any) -> Any:
-    stored, reasons = results(job(1), ended({"page": 1, "markdown": "Text."} | page), {})
+    stored, reasons = page_results(job(1), ended({"page": 1, "markdown": "Text."} | page), {})
     assert reasons == {}
     return stored[0]
 
@@ -118,9 +118,9 @@ def test_a_page_fails_by_its_handlers_code_and_once_more_where_that_may_help(
     code: str, called: str, again: bool
 ) -> None:
     end = ended({"page": 1, "error": {"code": code, "message": "It failed."}})
-    [page], reasons = results(job(1), end, {})
+    [page], reasons = page_results(job(1), end, {})
     assert reasons == ({1: PostReason.SECOND_TRY} if again else {})
     assert (page.error is None) == again
-    [page], reasons = results(job(1), end, {1: {PostReason.SECOND_TRY}})
+    [page], reasons = page_results(job(1), end, {1: {PostReason.SECOND_TRY}})
     assert (page.state, reasons, page.error.code) == (PageState.FAILED, {}, called)
     assert "It failed." in page.error.message
