@@ -1,6 +1,6 @@
-"""The RunPod handler as RunPod runs it: runpod's own worker loop, our handler, an OCR server.
+"""The RunPod handler as RunPod runs it: in runpod's own worker loop, beside an OCR server.
 
-The control plane is tests.fakes.runpod_service; pages are read by the fake OCR server.
+The control plane is tests.fakes.runpod_service; the fake OCR server reads the pages.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.fakes.ocr_server import Reply, refusal
 from tests.fakes.page_pictures import numbered_scan
 from tests.fakes.scans import Mark, new_number, scan
 
-# For documents of real pictures.
-ROOMY = {"RAG_SERVICE_HANDLER_MAX_DOCUMENT_BYTES": str(64 * MIB)}
+# Limits for documents with real pictures.
+LARGE_DOCUMENTS = {"RAG_SERVICE_HANDLER_MAX_DOCUMENT_BYTES": str(64 * MIB)}
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """One worker for all tests that leave it as it was."""
+    """One worker for all tests that do not change it."""
     with open_endpoint(tmp_path_factory.mktemp("shared"), workers=1) as endpoint:
         yield endpoint
 
@@ -55,11 +55,11 @@ def url(address: str) -> dict[str, str]:
     return {"kind": "url", "url": address, "sha256": "0" * 64}
 
 
-# What a job brings back.
+# Outputs.
 
 
 @pytest.mark.parametrize("layout", ["page", "auto"])
-def test_pages_come_back_under_their_original_numbers(endpoint: Endpoint, layout: str) -> None:
+def test_the_output_has_the_pages_original_numbers(endpoint: Endpoint, layout: str) -> None:
     number = new_number()
     options = {"dpi": 72, "layout": layout, "max_tokens": 4096}
     work = job_input(number, [3, 7, 9], options=options)
@@ -79,7 +79,7 @@ def test_pages_come_back_under_their_original_numbers(endpoint: Endpoint, layout
     assert any("3 pages of scan.pdf" in line for line in output["debug"])
 
 
-def test_a_page_cut_at_the_token_limit_says_so(endpoint: Endpoint) -> None:
+def test_a_page_cut_at_the_token_limit_has_finish_reason_length(endpoint: Endpoint) -> None:
     number = new_number()
     cut = Reply(text="Only half of", finish_reason="length")
     endpoint.ocr.always(Mark(number, 1), cut)
@@ -88,14 +88,14 @@ def test_a_page_cut_at_the_token_limit_says_so(endpoint: Endpoint) -> None:
     assert page["markdown"] == "Only half of"
 
 
-def test_half_characters_of_a_model_do_not_cost_the_answer(endpoint: Endpoint) -> None:
+def test_half_characters_of_a_model_are_replaced(endpoint: Endpoint) -> None:
     number = new_number()
     endpoint.ocr.always(Mark(number, 1), Reply(text="a \ud83d b"))
     (page,) = endpoint.output(endpoint.post(job_input(number, [1])))["pages"]
     assert page["markdown"] == "a \ufffd b"
 
 
-def test_a_bad_page_costs_itself_and_is_read_again_under_its_key(endpoint: Endpoint) -> None:
+def test_only_a_failed_page_is_read_again_under_the_same_key(endpoint: Endpoint) -> None:
     number = new_number()
     work = job_input(number, [1, 2, 3])
     endpoint.ocr.always(Mark(number, 2), refusal(400))
@@ -118,11 +118,11 @@ def test_a_page_that_fails_once_gets_its_later_try(endpoint: Endpoint) -> None:
 
 
 def long_text(length: int) -> str:
-    """So much text, none of it twice."""
+    """A text of this length without repetitions."""
     return " ".join(map(str, range(length)))[:length]
 
 
-def test_what_does_not_fit_the_answer_remains_for_another_job(endpoint: Endpoint) -> None:
+def test_pages_that_do_not_fit_the_answer_remain_for_another_job(endpoint: Endpoint) -> None:
     number = new_number()
     for page in (1, 2, 3):
         endpoint.ocr.always(Mark(number, page), Reply(text=long_text(40_000)))
@@ -136,7 +136,7 @@ def test_what_does_not_fit_the_answer_remains_for_another_job(endpoint: Endpoint
     assert [page["page"] for page in second["pages"]] == [13]
 
 
-def test_a_text_that_no_answer_can_carry_is_an_error_of_its_page(endpoint: Endpoint) -> None:
+def test_a_text_too_large_for_any_answer_is_an_error_of_its_page(endpoint: Endpoint) -> None:
     number = new_number()
     endpoint.ocr.always(Mark(number, 1), Reply(text=long_text(200_000)))
     output = endpoint.output(endpoint.post(job_input(number, [5, 6])))
@@ -146,23 +146,23 @@ def test_a_text_that_no_answer_can_carry_is_an_error_of_its_page(endpoint: Endpo
     assert output["remaining_pages"] == []
 
 
-def test_progress_is_told_and_never_overwrites_the_result(endpoint: Endpoint) -> None:
+def test_progress_is_reported_and_never_overwrites_the_result(endpoint: Endpoint) -> None:
     number = new_number()
     # Eight are in flight, so three are done, one waits, and nothing moves until the gates open.
     gates = [endpoint.ocr.hold(Mark(number, page)) for page in range(4, 12)]
     remote_id = endpoint.post(job_input(number, list(range(1, 13))))
     job = endpoint.service.job(remote_id)
     endpoint.programs.wait_until(
-        lambda: {"pages_done": 3, "pages": 12} in job.progress, "the progress is told"
+        lambda: {"pages_done": 3, "pages": 12} in job.progress, "the progress is reported"
     )
     for gate in gates:
         gate.open()
     assert len(endpoint.output(remote_id)["pages"]) == 12
-    # Nothing more is said of pages that are too near to the end.
-    assert max(told["pages_done"] for told in job.progress) == 3
+    # No update is sent when the job is near its end.
+    assert max(update["pages_done"] for update in job.progress) == 3
 
 
-# What is refused, by name.
+# Refused jobs, each with its code.
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_progress_is_told_and_never_overwrites_the_result(endpoint: Endpoint) ->
         ({"document": url("file:///etc/passwd")}, "url_refused"),
     ],
 )
-def test_a_job_that_cannot_be_done_fails_by_name(
+def test_a_job_that_cannot_be_done_fails_with_its_code(
     endpoint: Endpoint, changes: dict[str, Any], code: str
 ) -> None:
     number = new_number()
@@ -210,7 +210,7 @@ def test_an_unhealthy_server_fails_the_job_and_not_the_next(endpoint: Endpoint) 
     assert endpoint.output(endpoint.post(job_input(number, [1])))["pages"][0]["error"] is None
 
 
-def test_a_server_that_goes_away_in_mid_job_is_named(endpoint: Endpoint) -> None:
+def test_a_server_lost_during_a_job_is_named_in_the_error(endpoint: Endpoint) -> None:
     number = new_number()
     endpoint.ocr.hold(Mark(number, 1))
     remote_id = endpoint.post(job_input(number, [1]))
@@ -258,7 +258,7 @@ def test_two_jobs_of_one_key_are_read_once(fresh: Endpoint) -> None:
     ]
 
 
-def test_a_killed_worker_is_followed_by_one_that_goes_on(fresh: Endpoint) -> None:
+def test_another_worker_continues_the_job_of_a_killed_one(fresh: Endpoint) -> None:
     fresh.workers.start(2)
     fresh.workers.wait_ready()
     number = new_number()
@@ -276,14 +276,14 @@ def test_a_killed_worker_is_followed_by_one_that_goes_on(fresh: Endpoint) -> Non
     assert fresh.ocr.doubled == []
 
 
-def test_without_a_volume_it_works_and_says_so(fresh: Endpoint) -> None:
+def test_the_handler_works_without_a_volume_and_logs_it(fresh: Endpoint) -> None:
     fresh.workers.start(RUNPOD_HANDLER_VOLUME="/nonexistent/volume")
     output = fresh.output(fresh.post(job_input(new_number(), [1])))
     assert output["pages"][0]["error"] is None
     assert any("There is no network volume" in line for line in output["debug"])
 
 
-def test_sigterm_lets_the_job_in_hand_end(fresh: Endpoint) -> None:
+def test_the_current_job_ends_after_sigterm(fresh: Endpoint) -> None:
     fresh.workers.start()
     number = new_number()
     gate = fresh.ocr.hold(Mark(number, 1))
@@ -299,9 +299,9 @@ def test_sigterm_lets_the_job_in_hand_end(fresh: Endpoint) -> None:
 # Regions.
 
 
-def test_a_job_by_regions_brings_them_with_their_places(fresh: Endpoint) -> None:
+def test_a_job_with_layout_returns_regions_with_their_boxes(fresh: Endpoint) -> None:
     fresh.ocr.default = Reply(text="Some words of it.")
-    fresh.workers.start(RAG_SERVICE_OCR_LAYOUT="auto", **ROOMY)
+    fresh.workers.start(RAG_SERVICE_OCR_LAYOUT="auto", **LARGE_DOCUMENTS)
     options = {"dpi": 72, "layout": "regions", "max_tokens": 4096}
     work = {**job_input(1, [4, 7]), "document": inline(numbered_scan(2)), "options": options}
     first, second = fresh.output(fresh.post(work))["pages"]

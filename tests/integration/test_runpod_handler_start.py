@@ -29,7 +29,7 @@ def fresh(tmp_path: Path) -> Iterator[Endpoint]:
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
-        ({"RAG_SERVICE_HANDLER_START_TIMEOUT": "1"}, "The OCR server did not come up in 1 s"),
+        ({"RAG_SERVICE_HANDLER_START_TIMEOUT": "1"}, "The OCR server did not start within 1 s"),
         ({"GLMOCR_ENGINE": "transformers"}, "GLMOCR_ENGINE is 'transformers'"),
         ({"RUNPOD_HANDLER_SKIP_GPU_CHECK": "false"}, "nvidia-smi cannot be run"),
         ({"RUNPOD_HANDLER_SKIP_GPU_CHECK": "perhaps"}, "handler.skip_gpu_check"),

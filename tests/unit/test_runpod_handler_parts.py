@@ -1,4 +1,4 @@
-"""The handler's smaller parts: answers that fit, gauges, start checks, progress, documents."""
+"""Parts of the handler: answers that fit the limit, gauges, start checks, documents, the image."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_answer_fits_and_loses_no_page(
     assert len(json.dumps({"output": answer}, ensure_ascii=False).encode()) <= max_bytes + 100
     shown = [page["page"] for page in answer["pages"]]
     assert shown + answer["remaining_pages"][len(remaining) :] == [page.page for page in pages]
-    assert not pages or shown, "an answer without any page would be asked for for ever"
+    assert not pages or shown, "an answer without any page would be posted for ever"
     for page, kept in zip(answer["pages"], pages, strict=False):
         assert page["markdown"] == kept.markdown or page["error"]["code"] == "payload_too_large"
 
@@ -83,7 +83,7 @@ def test_running_and_waiting_are_read_by_exact_name(
     assert read_gauges(text) == sample
 
 
-def test_a_job_brings_its_servers_gauges_back() -> None:
+def test_a_jobs_output_contains_the_servers_gauges() -> None:
     async def answer(request: Request) -> Answer:
         if request.path == "/metrics":
             sampled.set()
@@ -101,16 +101,16 @@ def test_a_job_brings_its_servers_gauges_back() -> None:
     with Loopback(answer) as server:
         record = asyncio.run(scenario(server.url))
     assert (record.slots, record.version) == (64, "0.5.13")
-    seen = record.gauges()
-    assert seen is not None
-    assert (seen.running_mean, seen.waiting_mean, seen.slots) == (6.0, 2.0, 64)
+    means = record.gauges()
+    assert means is not None
+    assert (means.running_mean, means.waiting_mean, means.slots) == (6.0, 2.0, 64)
 
 
-# The start check of the GPU, with programs that say what the real ones say.
+# The start check of the GPU, with programs that print what the real ones print.
 
 
 def machine(folder: Path, driver: str, *, cuda: bool) -> dict[str, str]:
-    """An environment with an nvidia-smi and a torch of these answers."""
+    """An environment with an nvidia-smi and a torch that give these answers."""
     smi = folder / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\necho driver_version\necho {driver}\n")
     smi.chmod(0o755)
@@ -122,29 +122,33 @@ def machine(folder: Path, driver: str, *, cuda: bool) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("driver", "cuda", "complaint"),
+    ("driver", "cuda", "message"),
     [
         ("570.86.15", True, None),
         ("580.95.05", True, None),
-        ("550.54.14", True, "The NVIDIA driver 550.54.14 is too old: this image needs 570."),
-        ("575.51.03", False, r"torch 2.9 \(CUDA 12.9, driver 575.51.03\) sees no GPU."),
-        ("No devices were found", True, "nvidia-smi names no driver"),
+        (
+            "550.54.14",
+            True,
+            "The NVIDIA driver 550.54.14 is too old: this image needs 570 or newer.",
+        ),
+        ("575.51.03", False, r"torch 2.9 \(CUDA 12.9, driver 575.51.03\) finds no GPU."),
+        ("No devices were found", True, "nvidia-smi reports no driver"),
     ],
 )
-def test_a_gpu_that_torch_would_not_use_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, cuda: bool, complaint: str | None
+def test_a_gpu_that_torch_cannot_use_stops_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, cuda: bool, message: str | None
 ) -> None:
     for name, value in machine(tmp_path, driver, cuda=cuda).items():
         monkeypatch.setenv(name, value)
     handler = load_settings().handler
-    if complaint is None:
+    if message is None:
         check_gpu(handler)
         return
-    with pytest.raises(GpuUnusable, match=complaint):
+    with pytest.raises(GpuUnusable, match=message):
         check_gpu(handler)
 
 
-def test_the_oldest_of_several_drivers_counts() -> None:
+def test_the_oldest_of_several_drivers_is_checked() -> None:
     assert driver_version("driver_version\n580.1.2\n 570.9 \n") == "570.9"
 
 
@@ -152,7 +156,7 @@ def test_the_oldest_of_several_drivers_counts() -> None:
 
 
 class Clock:
-    """Moves only when told."""
+    """A clock that moves only when the test moves it."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -168,27 +172,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_a_server_of_another_model_is_given_up_once_that_is_sure(clock: Clock) -> None:
-    wait = start_checks._Wait(600)
+def test_a_server_that_keeps_another_model_ends_the_wait(clock: Clock) -> None:
+    wait = start_checks._StartWait(600)
     for probe, seconds in [(OTHER, 4.0), (LOADING, 4.0), (OTHER, 4.0), (OTHER, 4.0)]:
-        wait.go_on(probe)
+        wait.check(probe)
         clock.now += seconds
     with pytest.raises(ServerUnhealthy, match="it serves: b"):
-        wait.go_on(OTHER)
+        wait.check(OTHER)
 
 
-def test_any_other_answer_is_waited_for_until_the_time_is_over(
+def test_any_other_answer_is_waited_out_until_the_time_limit(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    wait = start_checks._Wait(600)
+    wait = start_checks._StartWait(600)
     for _ in range(300):
-        wait.go_on(LOADING)
+        wait.check(LOADING)
         clock.now += 2.0
-    assert 10 <= len(caplog.records) <= 60, "it is said now and then"
+    assert 10 <= len(caplog.records) <= 60, "the reason is logged from time to time"
     clock.now += 1.0
-    with pytest.raises(ServerUnhealthy, match=r"did not come up in 600 s: HTTP 404"):
-        wait.go_on(LOADING)
+    with pytest.raises(ServerUnhealthy, match=r"did not start within 600 s: HTTP 404"):
+        wait.check(LOADING)
     assert wait.left == 0.0
 
 
@@ -203,14 +207,14 @@ def zipped(data: bytes) -> str:
 
 
 @given(st.binary(max_size=200))
-def test_what_was_packed_is_unpacked(data: bytes) -> None:
+def test_a_packed_document_is_unpacked(data: bytes) -> None:
     plain = InlineDocument(encoding="base64", data=base64.b64encode(data).decode())
     packed = InlineDocument(encoding="zip+base64", data=zipped(data))
     assert unpack(plain, 200) == unpack(packed, 200) == data
 
 
 @given(st.binary(max_size=300))
-def test_anything_else_is_refused_by_name(junk: bytes) -> None:
+def test_junk_is_refused_as_a_bad_document(junk: bytes) -> None:
     document = InlineDocument(encoding="zip+base64", data=base64.b64encode(junk).decode())
     with pytest.raises(BadDocument):
         unpack(document, 1000)
@@ -234,8 +238,8 @@ def test_the_images_requirements_are_what_the_handler_imports() -> None:
         "import sys, workers.runpod_handler.handler, rag_service.pdf.child.request_handler\n"
         "import workers.servers.layout.layout_server, workers.servers.layout.layout_api\n"
         "import rag_service.layout.cdla, rag_service.layout.pp_doclayout\n"
-        "ours = [m for n, m in sys.modules.items() if n.startswith(('rag_service.', 'workers.'))]\n"
-        "print(*sorted(m.__file__ for m in ours))"
+        "own = [m for n, m in sys.modules.items() if n.startswith(('rag_service.', 'workers.'))]\n"
+        "print(*sorted(m.__file__ for m in own))"
     )
     environment = {**os.environ, "RUNPOD_LOG_LEVEL": "ERROR"}
     done = subprocess.run(
@@ -255,20 +259,20 @@ def test_the_images_requirements_are_what_the_handler_imports() -> None:
 
 
 def test_the_image_starts_the_server_that_the_handler_asks(tmp_path: Path) -> None:
-    """start.sh becomes the handler and names it the server's port and model."""
+    """start.sh becomes the handler and passes it the command of the server that the image names."""
     image = (ROOT / "workers/runpod_handler/Dockerfile").read_text()
     script = (ROOT / "workers/runpod_handler/start.sh").read_text()
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho $$ "$@"\n')
     python.chmod(0o755)
-    here = script.replace("/opt/handler-venv/bin/python", str(python))
+    local = script.replace("/opt/handler-venv/bin/python", str(python))
     environment = {"PATH": os.environ["PATH"], "SGLANG_EXTRA_ARGS": "--attention-backend triton"}
     started = subprocess.Popen(
-        ["sh", "-c", here], stdout=subprocess.PIPE, text=True, env=environment
+        ["sh", "-c", local], stdout=subprocess.PIPE, text=True, env=environment
     )
-    said = started.communicate()[0].split()
-    assert said[:3] == [str(started.pid), "-m", "workers.runpod_handler.handler"]
-    command = said[3:]
+    words = started.communicate()[0].split()
+    assert words[:3] == [str(started.pid), "-m", "workers.runpod_handler.handler"]
+    command = words[3:]
     assert command[:3] == ["python3", "-m", "sglang.launch_server"]
     options = dict(itertools.pairwise(command))
     assert f"GLMOCR_BASE_URL=http://{options['--host']}:{options['--port']}" in image
@@ -278,7 +282,7 @@ def test_the_image_starts_the_server_that_the_handler_asks(tmp_path: Path) -> No
 
 
 def _imports(file: Path) -> Iterator[str]:
-    """The top names of all that a module imports, in its functions too."""
+    """The top-level names that a module imports, also inside its functions."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)

@@ -1,4 +1,4 @@
-"""Work under a request key: one owner at a time, taken over when it falls silent, kept till ttl."""
+"""Work under a request key: one owner at a time, taken over without heartbeats, kept until ttl."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def hold(volume: Volume, working: asyncio.Event, until: asyncio.Event) -> 
 
 
 async def abandoned(volume: Volume) -> Claim:
-    """A claim whose owner vanished without a word."""
+    """A claim whose owner died without a release."""
     held = volume.claimed(KEY)
     claim = await held.__aenter__()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -74,13 +74,13 @@ def test_keys_do_not_share_pages(volume: Volume) -> None:
     assert asyncio.run(scenario()) == {}
 
 
-def test_the_second_waits_while_the_first_shows_life(volume: Volume) -> None:
+def test_a_second_job_waits_while_the_first_sends_heartbeats(volume: Volume) -> None:
     async def scenario() -> None:
         working, until, second = asyncio.Event(), asyncio.Event(), asyncio.Event()
         first = asyncio.create_task(hold(volume, working, until))
         await working.wait()
         waiting = asyncio.create_task(hold(volume, second, until))
-        # Three times the silence after which it would take over.
+        # Three times as long as it would wait for a heartbeat.
         await asyncio.sleep(1.5)
         assert not second.is_set()
         until.set()
@@ -90,32 +90,32 @@ def test_the_second_waits_while_the_first_shows_life(volume: Volume) -> None:
     asyncio.run(scenario())
 
 
-def test_a_silent_owner_is_overtaken_and_stops(volume: Volume) -> None:
+def test_a_job_takes_over_from_an_owner_without_heartbeats(volume: Volume) -> None:
     async def scenario() -> None:
         lost = await abandoned(volume)
         async with volume.claimed(KEY) as claim:
-            await claim.still_ours()
+            await claim.require_valid()
             with pytest.raises(ClaimLost):
-                await lost.still_ours()
+                await lost.require_valid()
             with pytest.raises(ClaimLost):
                 await lost.keep(PageOutput(page=1))
             lost.release()
-            await claim.still_ours()
+            await claim.require_valid()
 
     asyncio.run(scenario())
 
 
-def test_one_of_many_that_wait_takes_over(volume: Volume) -> None:
-    at_work, most = 0, 0
+def test_only_one_of_many_waiting_jobs_takes_over(volume: Volume) -> None:
+    working, most = 0, 0
 
     async def take() -> None:
-        nonlocal at_work, most
+        nonlocal working, most
         async with volume.claimed(KEY) as claim:
-            at_work += 1
-            most = max(most, at_work)
-            await claim.still_ours()
+            working += 1
+            most = max(most, working)
+            await claim.require_valid()
             await asyncio.sleep(0.02)
-            at_work -= 1
+            working -= 1
 
     async def scenario() -> None:
         await abandoned(volume)
@@ -132,7 +132,7 @@ def test_a_cancelled_owner_frees_its_key(volume: Volume) -> None:
         await working.wait()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        # Not stale yet, so only the release lets it through.
+        # The heartbeat is not stale yet, so only the release frees the key.
         async with asyncio.timeout(30), slow.claimed(KEY):
             pass
 
@@ -174,7 +174,7 @@ def test_without_a_volume_nothing_is_kept(tmp_path: Path) -> None:
 
     async def scenario() -> dict[int, PageOutput]:
         async with volume.claimed(KEY) as first, volume.claimed(KEY) as second:
-            await first.still_ours()
+            await first.require_valid()
             await first.keep(PageOutput(page=1))
             return second.pages()
 

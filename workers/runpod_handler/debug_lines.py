@@ -1,4 +1,4 @@
-"""Log lines that travel in a job's answer, since RunPod's worker logs are out of reach."""
+"""Log lines that a job's answer includes, because the service cannot read RunPod's worker logs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 from collections import deque
 
 _LINES, _LENGTH = 200, 500
-_OURS = ("rag_service", "workers")
+_PACKAGES = ("rag_service", "workers")
 
 
 class DebugLines(logging.Handler):
-    """Keeps the last lines of our own loggers; warnings and errors of all."""
+    """The last lines of this project's loggers, and warnings and errors of all others."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -18,11 +18,11 @@ class DebugLines(logging.Handler):
         self._lines: deque[str] = deque(maxlen=_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith(_OURS) or record.levelno >= logging.WARNING:
+        if record.name.startswith(_PACKAGES) or record.levelno >= logging.WARNING:
             self._lines.append(self.format(record)[:_LENGTH])
 
-    def taken(self) -> list[str]:
-        """The lines since the last call; concurrency is one, so they are those of one job."""
+    def take(self) -> list[str]:
+        """Return the lines since the last call: one job's, because jobs run one at a time."""
         lines = list(self._lines)
         self._lines.clear()
         return lines

@@ -1,7 +1,7 @@
-"""Fetches a job's document from its URL: https and public addresses only. Used by documents.py.
+"""Download a job's document from its URL: https and public addresses only.
 
-A URL comes from outside and the worker stands inside a network: every address that a name has is
-checked, and the connection goes to the very address that was checked.
+The URL comes from outside, and the worker is inside a network. So every address of the host name
+is checked, and the connection goes to an address that was checked.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _REDIRECTS = 3
 _CHUNK = 1 << 16
-_SILENCE_SECONDS = 30.0
-# Translates to IPv4 addresses, private ones too (RFC 6052, RFC 8215).
+_READ_TIMEOUT_SECONDS = 30.0
+# Addresses that translate to IPv4 ones, including private ones (RFC 6052, RFC 8215).
 _NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """All addresses of a name."""
+    """Return all addresses of a host name."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is in the open internet, whatever it is dressed as."""
+    """Whether an address is on the public internet, also if it is an IPv4 address inside IPv6."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if inner is not None:
@@ -60,7 +60,7 @@ async def fetch(
     public: Callable[[Address], bool] = is_public,
     trust: ssl.SSLContext | None = None,
 ) -> bytes:
-    """The document's bytes, proven by its sha256.
+    """Return the document's bytes, checked by its sha256.
 
     Raises UrlRefused, DownloadFailed, DocumentTooLarge, DigestMismatch.
     """
@@ -75,14 +75,14 @@ async def fetch(
         raise DownloadFailed(f"The download failed: {type(error).__name__} {error}") from error
     found = hashlib.sha256(data).hexdigest()
     if found != document.sha256.lower():
-        raise DigestMismatch(f"The URL's content has the sha256 {found}.")
+        raise DigestMismatch(f"The content of the URL has another sha256: {found}.")
     return data
 
 
 def _client(trust: ssl.SSLContext | None) -> httpx.AsyncClient:
-    # No proxy from the environment: it would connect to what the name says then.
+    # No proxy from the environment: it would look the name up again.
     return httpx.AsyncClient(
-        verify=trust or ssl.create_default_context(), trust_env=False, timeout=_SILENCE_SECONDS
+        verify=trust or ssl.create_default_context(), trust_env=False, timeout=_READ_TIMEOUT_SECONDS
     )
 
 
@@ -112,9 +112,9 @@ async def _checked_request(
     resolve: Resolve,
     public: Callable[[Address], bool],
 ) -> httpx.Request:
-    """A request to a checked address in the name's stead; TLS still proves the name."""
+    """Return a request to a checked address; TLS still verifies the host name."""
     if url.scheme != "https" or not url.host or url.userinfo:
-        raise UrlRefused("The document's URL must be https://host/… without a user.")
+        raise UrlRefused("The document's URL must be https://host/… without user information.")
     address = await _public_address(url, resolve, public)
     host = url.netloc.decode("ascii")
     return client.build_request(
@@ -133,19 +133,19 @@ async def _public_address(
     except OSError as error:
         raise DownloadFailed(f"The name {url.host} cannot be resolved: {error}") from error
     addresses = [ipaddress.ip_address(text.partition("%")[0]) for text in found]
-    inner = [address for address in addresses if not public(address)]
-    if inner or not addresses:
+    private = [address for address in addresses if not public(address)]
+    if private or not addresses:
         raise UrlRefused(f"{url.host} is not a public address.")
     return str(addresses[0])
 
 
 async def _body(response: httpx.Response, max_bytes: int) -> bytes:
-    """As it is on the wire, so that nothing is inflated on the way."""
+    """Return the body as sent: a compressed one could grow beyond the limit."""
     if response.status_code != httpx.codes.OK:
         raise DownloadFailed(f"The URL answered HTTP {response.status_code}.")
     data = bytearray()
     async for chunk in response.aiter_raw(_CHUNK):
         data += chunk
         if len(data) > max_bytes:
-            raise DocumentTooLarge(f"The URL holds more than {max_bytes} bytes.")
+            raise DocumentTooLarge(f"The content of the URL has more than {max_bytes} bytes.")
     return bytes(data)

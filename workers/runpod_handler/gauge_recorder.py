@@ -1,6 +1,6 @@
-"""Samples the OCR server's own gauges while a job runs: what the batch really held. Used by jobs.
+"""Sample the OCR server's gauges while a job runs: how many requests its batch held.
 
-SGLang and vLLM name them differently; a server that shows none gives none.
+SGLang and vLLM name them differently; some servers have none.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rag_service.config.options import OcrOptions
 from rag_service.ocr.ocr_client import server_url
 from rag_service.runpod.job_format import GaugeMeans
 
-_EVERY = 1.0
-_SECONDS = 5.0
+_SAMPLE_SECONDS = 1.0
+_TIMEOUT_SECONDS = 5.0
 _RUNNING = frozenset({"sglang:num_running_reqs", "vllm:num_requests_running"})
 _WAITING = frozenset({"sglang:num_queue_reqs", "vllm:num_requests_waiting"})
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
@@ -27,14 +27,14 @@ _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
 
 @dataclass
 class GaugeRecord:
-    """What the server said of itself: samples of (running, waiting), slots and version."""
+    """Samples of (running, waiting) requests, and the server's slots and version."""
 
     samples: list[tuple[float, float]] = field(default_factory=list)
     slots: int | None = None
     version: str | None = None
 
     def gauges(self) -> GaugeMeans | None:
-        """Means over the samples; None where the server shows nothing."""
+        """Return means over the samples; None if the server has no gauges."""
         if not self.samples:
             return None if self.slots is None else GaugeMeans(slots=self.slots)
         running, waiting = (
@@ -47,9 +47,9 @@ class GaugeRecord:
 
 @asynccontextmanager
 async def recorded(settings: OcrOptions) -> AsyncIterator[GaugeRecord]:
-    """Sample the server for as long as the context lasts."""
+    """Sample the server while the context lasts."""
     record = GaugeRecord()
-    async with httpx.AsyncClient(base_url=server_url(settings), timeout=_SECONDS) as client:
+    async with httpx.AsyncClient(base_url=server_url(settings), timeout=_TIMEOUT_SECONDS) as client:
         sampling = asyncio.create_task(_sample(client, record))
         try:
             yield record
@@ -60,17 +60,17 @@ async def recorded(settings: OcrOptions) -> AsyncIterator[GaugeRecord]:
 
 async def _sample(client: httpx.AsyncClient, record: GaugeRecord) -> None:
     info = await _ask(client, "/server_info")
-    record.slots, record.version = _described(info)
+    record.slots, record.version = _server_info(info)
     while (answer := await _ask(client, "/metrics")) is not None:
         sample = read_gauges(answer.text)
         if sample is None:
             return
         record.samples.append(sample)
-        await asyncio.sleep(_EVERY)
+        await asyncio.sleep(_SAMPLE_SECONDS)
 
 
 async def _ask(client: httpx.AsyncClient, path: str) -> httpx.Response | None:
-    """None where the server has no such page or does not answer it now."""
+    """Return the answer; None if the server has no such page or does not answer."""
     try:
         response = await client.get(path)
     except httpx.RequestError:
@@ -79,7 +79,7 @@ async def _ask(client: httpx.AsyncClient, path: str) -> httpx.Response | None:
 
 
 def read_gauges(text: str) -> tuple[float, float] | None:
-    """Running and waiting requests in Prometheus text, summed over labels; None without them."""
+    """Return running and waiting requests in Prometheus text, summed over labels, or None."""
     running: list[float] = []
     waiting: list[float] = []
     for line in text.splitlines():
@@ -91,8 +91,8 @@ def read_gauges(text: str) -> tuple[float, float] | None:
     return (sum(running), sum(waiting)) if running else None
 
 
-def _described(response: httpx.Response | None) -> tuple[int | None, str | None]:
-    """Slots and version in SGLang's /server_info; other servers have no such page."""
+def _server_info(response: httpx.Response | None) -> tuple[int | None, str | None]:
+    """Return slots and version from SGLang's /server_info; other servers have no such page."""
     try:
         info: Any = response.json() if response is not None else {}
     except ValueError:

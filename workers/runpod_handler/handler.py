@@ -1,8 +1,8 @@
 """The RunPod worker: `python -m workers.runpod_handler.handler [OCR server's command …]`.
 
-Starts the OCR server and the layout server, waits for both, takes jobs one at a time until
-SIGTERM. It lives and dies with the OCR server: one that does not come up, or ends, ends the worker
-with exit status 1. A layout server that does not come up does too; one that ends is restarted.
+It starts the OCR server and the layout server, waits for both, and runs jobs one at a time until
+SIGTERM. If the OCR server does not start, or ends, the worker ends with exit status 1. The same
+happens if the layout server does not start; if it ends later, it is restarted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from workers.servers.layout.layout_supervisor import LayoutSupervisor
 
 log = logging.getLogger(__name__)
 
-# RunPod sets it in every worker; without it runpod's loop would look for a test job instead.
-_MARK = "RUNPOD_WEBHOOK_GET_JOB"
+# RunPod sets this in every worker; without it runpod's loop would look for a test job.
+_RUNPOD_VARIABLE = "RUNPOD_WEBHOOK_GET_JOB"
 
 
 class HandlerWorker:
-    """What runpod's loop calls: the start check and the handler."""
+    """The two functions that runpod's loop calls: the start check and the handler."""
 
     def __init__(
         self, settings: Settings, server: ServerProcess, layout: LayoutSupervisor, debug: DebugLines
@@ -47,15 +47,15 @@ class HandlerWorker:
         self._debug = debug
         self._runner = JobRunner(settings, server, debug)
 
-    async def ocr_worker_ready(self) -> None:
-        """The fitness check; what it raises ends the process with exit status 1."""
+    async def check_start(self) -> None:
+        """Check the worker and start its servers; an error ends the process with exit status 1."""
         start_checks.check_engine(self._settings.handler)
         start_checks.check_server_named(self._settings.ocr)
         start_checks.check_gpu(self._settings.handler)
         start_checks.warn_of_missing_volume(self._settings.handler)
         try:
             self._server.start()
-            await asyncio.to_thread(start_checks.bring_layout_model, self._settings)
+            await asyncio.to_thread(start_checks.ensure_layout_model, self._settings)
             await asyncio.to_thread(self._layout.start)
             await start_checks.wait_for_server(self._settings, self._server)
         except RagServiceError:
@@ -64,41 +64,44 @@ class HandlerWorker:
         self._server.on_end = _drain
 
     def stop(self) -> None:
-        """End both servers."""
+        """Stop both servers."""
         self._layout.stop()
         self._server.stop()
 
     async def handle(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The job's output, or its error by name with the lines that led to it."""
+        """Return the job's output, or its error with the latest log lines."""
         try:
             return await self._runner.run(job)
         except RagServiceError as error:
             log.error("Job %s failed: %s", job["id"], error.message)
-            return self._failed(error)
+            return self._failure(error)
 
-    def _failed(self, error: RagServiceError) -> dict[str, Any]:
-        told = {
+    def _failure(self, error: RagServiceError) -> dict[str, Any]:
+        error_report = {
             "error_type": error.code,
             "error_message": f"{error.code}: {error.message}",
-            "debug": self._debug.taken(),
+            "debug": self._debug.take(),
         }
-        # RunPod puts a fresh worker in the place of one whose server is not well.
-        return {"error": json.dumps(told), "refresh_worker": isinstance(error, ServerUnhealthy)}
+        # RunPod then replaces a worker whose OCR server is unhealthy.
+        return {
+            "error": json.dumps(error_report),
+            "refresh_worker": isinstance(error, ServerUnhealthy),
+        }
 
 
 def _drain() -> None:
-    """Let runpod's loop post what it has in hand and end."""
+    """End runpod's loop after it has posted its last result."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main(command: Sequence[str]) -> int:
-    """Serve until SIGTERM. 0 after a drain, 1 where the OCR server ended by itself, 2 where this
-    is no RunPod worker.
+    """Run jobs until SIGTERM. Return 0 after a drain, 1 if the OCR server ended or the settings
+    are invalid, 2 outside a RunPod worker.
     """
-    if _MARK not in os.environ:
+    if _RUNPOD_VARIABLE not in os.environ:
         print(
-            f"The handler runs inside a RunPod serverless worker, where {_MARK} is set; "
-            "docs/runpod.md says how to make the endpoint.",
+            f"The handler runs in a RunPod serverless worker only, which sets {_RUNPOD_VARIABLE}; "
+            "docs/runpod.md describes how to create the endpoint.",
             file=sys.stderr,
         )
         return 2
@@ -110,7 +113,7 @@ def main(command: Sequence[str]) -> int:
     configure_logging(settings)
     server = ServerProcess(command)
     worker = HandlerWorker(settings, server, LayoutSupervisor(settings), collect())
-    runpod.serverless.register_fitness_check(worker.ocr_worker_ready)
+    runpod.serverless.register_fitness_check(worker.check_start)
     runpod.serverless.start({"handler": worker.handle, "concurrency_modifier": lambda _: 1})
     ended = server.ended
     worker.stop()
@@ -119,6 +122,6 @@ def main(command: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     server_command = sys.argv[1:]
-    # runpod reads its own arguments from here; its DEBUG lines hold the text of whole documents.
+    # runpod reads its own arguments from sys.argv; its DEBUG lines contain whole documents.
     sys.argv[1:] = ["--rp_log_level", "INFO"]
     sys.exit(main(server_command))

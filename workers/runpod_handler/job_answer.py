@@ -1,4 +1,4 @@
-"""A job's answer within RunPod's limit for outputs. Used by jobs."""
+"""Fit a job's answer into RunPod's size limit for outputs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rag_service.runpod.job_format import JobOutput, PageOutput, PageProblem
 
 
 def fitted(output: JobOutput, max_bytes: int) -> dict[str, Any]:
-    """The answer as JSON; pages from the first that does not fit on stand in `remaining_pages`.
+    """Return the answer as JSON; pages from the first that does not fit go to `remaining_pages`.
 
-    A page that no answer could carry says so by its error, or it would be asked for for ever.
+    A page that is too large for any answer gets an error; otherwise it would be posted for ever.
     """
-    room = max_bytes - size(output.model_copy(update={"pages": []}))
-    pages = [page if size(page) <= room else _too_large(page) for page in output.pages]
-    kept = _how_many(pages, room)
+    space = max_bytes - size(output.model_copy(update={"pages": []}))
+    pages = [page if size(page) <= space else _too_large(page) for page in output.pages]
+    kept = _count_fitting(pages, space)
     remaining = [*output.remaining_pages, *(page.page for page in pages[kept:])]
     return output.model_copy(
         update={"pages": pages[:kept], "remaining_pages": remaining}
@@ -25,15 +25,15 @@ def fitted(output: JobOutput, max_bytes: int) -> dict[str, Any]:
 
 
 def size(part: JobOutput | PageOutput) -> int:
-    """Bytes of a part as the worker loop writes it, with the comma after it."""
+    """Return the bytes of a part as the worker loop writes it, with the comma after it."""
     return len(json.dumps(part.model_dump(mode="json"), ensure_ascii=False).encode()) + 2
 
 
-def _how_many(pages: Sequence[PageOutput], room: int) -> int:
+def _count_fitting(pages: Sequence[PageOutput], space: int) -> int:
     for count, page in enumerate(pages):
-        # A page that is left out still takes its number's place.
-        room -= size(page)
-        if room < 0:
+        # A page that is left out needs space for its number, which is smaller than the page.
+        space -= size(page)
+        if space < 0:
             return count
     return len(pages)
 

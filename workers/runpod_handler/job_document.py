@@ -1,4 +1,4 @@
-"""A job's document as bytes: unpacked from the job itself, or fetched. Used by jobs."""
+"""A job's document as bytes: unpacked from the job itself, or downloaded."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from workers.runpod_handler.faults import BadDocument, DocumentTooLarge
 
 
 async def document_bytes(document: InlineDocument | UrlDocument, handler: HandlerOptions) -> bytes:
-    """Raises BadDocument, DocumentTooLarge, UrlRefused, DownloadFailed, DigestMismatch."""
+    """Return the document.
+
+    Raises BadDocument, DocumentTooLarge, UrlRefused, DownloadFailed, DigestMismatch.
+    """
     if isinstance(document, UrlDocument):
         return await fetch(document, handler)
     return unpack(document, handler.max_document_bytes)
 
 
 def unpack(document: InlineDocument, max_bytes: int) -> bytes:
-    """Raises BadDocument, DocumentTooLarge."""
+    """Return the document of an inline job. Raises BadDocument, DocumentTooLarge."""
     try:
         data = base64.b64decode(document.data, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -35,7 +38,7 @@ def unpack(document: InlineDocument, max_bytes: int) -> bytes:
 
 
 def _unzip(data: bytes, max_bytes: int) -> bytes:
-    """The archive's only file; what its directory says of sizes is not believed."""
+    """Return the archive's only file; the sizes in its directory are not trusted."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             files = archive.infolist()

@@ -1,4 +1,4 @@
-"""One job from its input to its answer. Called by the handler, one at a time."""
+"""Run one job from its input to its answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from workers.runpod_handler.gauge_recorder import GaugeRecord
 from workers.runpod_handler.job_answer import fitted
 from workers.runpod_handler.job_document import document_bytes
 from workers.runpod_handler.page_reading import JobResults
-from workers.runpod_handler.progress_updates import Progress, told
+from workers.runpod_handler.progress_updates import Progress, reported
 from workers.runpod_handler.server_process import ServerProcess
 from workers.runpod_handler.volume import Claim, Volume
 
@@ -45,21 +45,23 @@ T = TypeVar("T")
 
 
 def parse_input(raw: Any) -> JobInput:
-    """Raises UnsupportedVersion, InvalidJob."""
+    """Return the job's input. Raises UnsupportedVersion, InvalidJob."""
     version = raw.get("version") if isinstance(raw, dict) else None
     if version != VERSION:
-        raise UnsupportedVersion(f"The job's version is {version!r}; this handler speaks 1.")
+        raise UnsupportedVersion(
+            f"The job's version is {version!r}; this handler supports version 1."
+        )
     try:
         job = JobInput.model_validate(raw)
     except ValidationError as error:
-        raise InvalidJob(f"The job's input is not valid: {_explained(error)}") from error
+        raise InvalidJob(f"The job's input is not valid: {_problems(error)}") from error
     if not job.pages or len(set(job.pages)) != len(job.pages) or min(job.pages) < 1:
         raise InvalidJob("`pages` must name at least one page, each once, from 1.")
     return job
 
 
 class JobRunner:
-    """Runs jobs against the one OCR server beside it."""
+    """Run jobs with the OCR server in this worker, one at a time."""
 
     def __init__(self, settings: Settings, server: ServerProcess, debug: DebugLines) -> None:
         self._settings = settings
@@ -68,7 +70,7 @@ class JobRunner:
         self._volume = Volume(settings.handler, settings.runpod.ttl)
 
     async def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The job's answer. Raises RagServiceError that says why there is none."""
+        """Return the job's answer. Raises RagServiceError if there is none."""
         started = time.monotonic()
         work = parse_input(job.get("input"))
         log.info("Job %s: %d pages of %s", job["id"], len(work.pages), work.filename)
@@ -76,16 +78,16 @@ class JobRunner:
         await self._require_healthy()
         async with self._volume.claimed(work.request_key) as claim:
             waited = time.monotonic() - started
-            results, record = await self._while_server_lives(self._results(job, work, claim))
+            results, record = await self._while_server_runs(self._results(job, work, claim))
         seconds = {"waited": waited, "total": time.monotonic() - started}
         return self._answer(work, results, record, seconds)
 
     def _require_layout(self, work: JobInput) -> None:
-        wanted, here = work.options.layout, self._settings.ocr.layout
-        if wanted is LayoutMode.REGIONS and here is LayoutMode.PAGE:
+        wanted, available = work.options.layout, self._settings.ocr.layout
+        if wanted is LayoutMode.REGIONS and available is LayoutMode.PAGE:
             raise UnsupportedLayout(
                 "This endpoint has no layout server (its ocr.layout is `page`): "
-                "layout `regions` cannot be read here; use `page` or `auto`."
+                "it cannot read pages with layout `regions`; use `page` or `auto`."
             )
 
     async def _require_healthy(self) -> None:
@@ -94,11 +96,11 @@ class JobRunner:
         async with OcrClient(self._settings.ocr, connections=1) as client:
             probe = await client.probe()
         if not probe.ok:
-            said = f"The OCR server is not well: {probe.message}"
-            raise ServerUnhealthy(self._server.ended or said)
+            message = f"The OCR server failed its probe: {probe.message}"
+            raise ServerUnhealthy(self._server.ended or message)
 
-    async def _while_server_lives(self, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result; the work is stopped where the server ends first."""
+    async def _while_server_runs(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the work's result; stop the work if the server ends first."""
         working = asyncio.ensure_future(work)
         ended = asyncio.ensure_future(self._server.wait_ended())
         try:
@@ -107,8 +109,8 @@ class JobRunner:
                 return working.result()
             raise ServerUnhealthy(ended.result())
         except OcrOutage as error:
-            said = f"The OCR server stopped answering: {error.message}"
-            raise ServerUnhealthy(self._server.ended or said) from error
+            message = f"The OCR server stopped answering: {error.message}"
+            raise ServerUnhealthy(self._server.ended or message) from error
         finally:
             for task in (working, ended):
                 task.cancel()
@@ -121,15 +123,17 @@ class JobRunner:
         progress = Progress(len(work.pages), lambda: limiter.most_pages)
         every = self._settings.handler.progress_every
         async with (
-            told(progress, job, every) as note,
-            gauge_recorder.recorded(self._settings.ocr) as rec,
+            reported(progress, job, every) as note,
+            gauge_recorder.recorded(self._settings.ocr) as record,
         ):
             results = JobResults(work, claim, note)
-            if found := len(results.done):
-                log.info("%d of %d pages were done under this key.", found, len(work.pages))
+            if stored := len(results.done):
+                log.info(
+                    "%d of %d pages are stored under this request key.", stored, len(work.pages)
+                )
             if results.missing():
                 await self._read(work, results)
-        return results, rec
+        return results, record
 
     async def _read(self, work: JobInput, results: JobResults) -> None:
         handler = self._settings.handler
@@ -160,13 +164,13 @@ class JobRunner:
             engine=results.engine.model_copy(update={"version": record.version}),
             gauges=record.gauges(),
             timings={name: round(value, 3) for name, value in seconds.items()},
-            debug=self._debug.taken(),
+            debug=self._debug.take(),
         )
         return fitted(output, self._settings.handler.max_output_bytes)
 
 
-def _explained(error: ValidationError) -> str:
-    """Every bad key; never its value, which may be a whole document."""
+def _problems(error: ValidationError) -> str:
+    """Name every bad key without its value, which may be a whole document."""
     problems = [
         f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
         for one in error.errors(include_input=False)

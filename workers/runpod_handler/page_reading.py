@@ -1,6 +1,6 @@
-"""The pages of one job through the same parser as the direct way, without a database.
+"""Read the pages of one job with the same parser as a direct OCR server, without a database.
 
-PageSource, PageSink and ServerWatch in memory, and the loop that gives pages their later try.
+PageSource, PageSink and ServerWatch are in memory; a loop gives pages their later try.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ class JobPages:
 
     def __init__(self, pdf: PdfSession, pages: list[int]) -> None:
         self._pdf = pdf
-        self._place = {number: place for place, number in enumerate(pages, start=1)}
+        self._places = {number: place for place, number in enumerate(pages, start=1)}
 
     async def render(self, number: int, dpi: int) -> RenderedPage:
-        """A JPEG of the page. Raises PageTooLarge, PageTimeout, PageUnrenderable."""
-        with self._as_page(number) as place:
+        """Return a JPEG of the page. Raises PageTooLarge, PageTimeout, PageUnrenderable."""
+        with self._place_of(number) as place:
             return replace(await self._pdf.render(place, dpi), number=number)
 
     async def layout_picture(self, number: int, dpi: int) -> PagePicture:
-        """A small picture of the page, for its layout. Raises as `render` does."""
-        with self._as_page(number) as place:
+        """Return a small picture of the page for its layout. Raises as `render` does."""
+        with self._place_of(number) as place:
             return replace(await self._pdf.layout_picture(place, dpi), number=number)
 
     async def crops(self, number: int, dpi: int, boxes: Sequence[Bbox]) -> list[Crop]:
-        """Those parts of the page, each as a JPEG, in order. Raises as `render` does."""
-        with self._as_page(number) as place:
+        """Return parts of the page in order, each as a JPEG. Raises as `render` does."""
+        with self._place_of(number) as place:
             return await self._pdf.crops(place, dpi, boxes)
 
     @contextmanager
-    def _as_page(self, number: int) -> Iterator[int]:
-        """The page's place in the file that was sent; errors speak of the original number."""
-        place = self._place[number]
+    def _place_of(self, number: int) -> Iterator[int]:
+        """Return the page's place in the job's file; errors name the original number."""
+        place = self._places[number]
         try:
             yield place
         except PageError as error:
@@ -86,7 +86,7 @@ class JobPages:
 
 
 class JobResults:
-    """The job's pages as they end; those without error are kept under the key."""
+    """The job's pages as they end; pages without error are stored under the request key."""
 
     def __init__(self, job: JobInput, claim: Claim, on_page: Callable[[int], None]) -> None:
         """`on_page` is called with the number of pages that are still missing."""
@@ -101,7 +101,7 @@ class JobResults:
         self._tries: dict[int, int] = {}
 
     def missing(self) -> list[PageTask]:
-        """The pages that are not done, with the later tries that each has had."""
+        """Return the pages that are not done, with the number of their later tries."""
         return [
             PageTask(number, self._tries.get(number, 0))
             for number in self._pages
@@ -109,10 +109,10 @@ class JobResults:
         ]
 
     async def in_hand(self, number: int) -> None:  # noqa: ARG002
-        await self._claim.still_ours()
+        await self._claim.require_valid()
 
     async def still_ours(self) -> None:
-        await self._claim.still_ours()
+        await self._claim.require_valid()
 
     async def store(self, result: PageResult) -> None:
         if result.engine or result.model:
@@ -128,7 +128,7 @@ class JobResults:
 
 
 class LocalServer:
-    """The server beside us: it was probed a moment ago, and nobody else has news of it."""
+    """The OCR server in this worker. It passed its probe, and no other process reports about it."""
 
     def __init__(self) -> None:
         self._last: datetime | None = None
@@ -143,14 +143,14 @@ class LocalServer:
         self._last = datetime.now(UTC)
 
     async def good_limit(self) -> float | None:
-        """The limiter lives as long as this process, and there is nobody else."""
+        """Return None: the limiter lives as long as this process, which is the only client."""
         return None
 
     async def report(self, load: LimiterLoad) -> None: ...
 
 
 def as_output(result: PageResult) -> PageOutput:
-    """A page in the words of the wire."""
+    """Convert a page to the format of the job's output."""
     error = result.error
     return PageOutput(
         page=result.number,
@@ -176,15 +176,15 @@ def _region(region: Region) -> RegionOutput:
 
 
 def without_lone_surrogates(text: str) -> str:
-    """Models emit halves of surrogate pairs, which no UTF-8 body can carry."""
+    """Replace halves of surrogate pairs, which models produce and UTF-8 cannot encode."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def settings_for(settings: Settings, max_tokens: int) -> Settings:
-    """The settings with the job's own ceiling of tokens, where it is the lower one."""
-    ceiling = min(max_tokens, settings.ocr.max_tokens)
+    """Return the settings with the job's token limit if it is the lower one."""
+    limit = min(max_tokens, settings.ocr.max_tokens)
     return settings.model_copy(
-        update={"ocr": settings.ocr.model_copy(update={"max_tokens": ceiling})}
+        update={"ocr": settings.ocr.model_copy(update={"max_tokens": limit})}
     )
 
 

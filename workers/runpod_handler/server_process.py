@@ -1,4 +1,4 @@
-"""The OCR server as the handler's child: started by it, watched by it, ended with it."""
+"""The OCR server as a child process of the handler, which starts, watches and stops it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from collections.abc import Callable, Sequence
 
 from workers.runpod_handler.faults import ServerUnhealthy
 
-_TAIL = 20
+_TAIL_LINES = 20
 _STOP_SECONDS = 10.0
-_LOOK_EVERY = 0.2
+_CHECK_SECONDS = 0.2
 
 
 class ServerProcess:
-    """One server process in a group of its own; without a command the server is another's."""
+    """One server process in its own process group; without a command it runs elsewhere."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self._tail: deque[str] = deque(maxlen=_TAIL)
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._stopping = False
-        # Called once, in a thread, when the server ends without having been told to.
+        # Called once, in a thread, when the server ends although stop() was not called.
         self.on_end: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Raises ServerUnhealthy where there is no such program."""
+        """Start the server. Raises ServerUnhealthy if the program cannot be started."""
         if not self._command:
             return
         try:
@@ -49,22 +49,22 @@ class ServerProcess:
 
     @property
     def ended(self) -> str | None:
-        """What is to be said of a server that has ended; None while it runs or is another's."""
+        """How the server ended; None while it runs, or if it runs elsewhere."""
         if self._process is None or self._process.poll() is None:
             return None
-        said = " | ".join(self._tail) or "nothing"
+        tail = " | ".join(self._tail) or "none"
         return (
-            f"The OCR server ended with exit code {self._process.returncode}; it last said: {said}"
+            f"The OCR server ended with exit code {self._process.returncode}; last output: {tail}"
         )
 
     async def wait_ended(self) -> str:
-        """Return when the server has ended; never where it is another's."""
+        """Return `ended` when the server has ended; wait for ever if it runs elsewhere."""
         while (ended := self.ended) is None:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_CHECK_SECONDS)
         return ended
 
     def stop(self) -> None:
-        """End the server and all that it started."""
+        """Stop the server and every process that it started."""
         self._stopping = True
         if self._process is None:
             return

@@ -1,6 +1,6 @@
-"""What must be true before a worker takes its first job. Each failure is one clear sentence.
+"""Checks that a worker must pass before its first job. Each failure is one sentence.
 
-Run as a RunPod fitness check: whatever is raised here ends the process with exit status 1.
+They run as a RunPod fitness check: an exception ends the process with exit status 1.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from workers.runpod_handler.server_process import ServerProcess
 log = logging.getLogger(__name__)
 
 ENGINE = "sglang"
-# The image's CUDA 12.9 was seen to run on the drivers of CUDA 12.8, not on older ones.
-LEAST_DRIVER = 570
+# The image's CUDA 12.9 runs on the drivers of CUDA 12.8 and newer; older ones failed in tests.
+MIN_DRIVER = 570
 _TOOL_SECONDS = 180
-_BETWEEN_PROBES = 2.0
-_TELL_SECONDS = 20.0
-_SURE_SECONDS = 6.0
-_LOOK_AT_GPU = """
+_PROBE_SECONDS = 2.0
+_LOG_SECONDS = 20.0
+# A server that reports another model for this long will not serve the right one.
+_OTHER_MODEL_SECONDS = 6.0
+_GPU_SCRIPT = """
 import json, torch
 print(json.dumps({"gpu": torch.cuda.is_available(), "torch": torch.__version__,
                   "cuda": torch.version.cuda}))
@@ -41,7 +42,7 @@ class GpuUnusable(Exception):
 
 
 def check_engine(handler: HandlerOptions) -> None:
-    """Raises ConfigurationError for an engine that this image does not have."""
+    """Raise ConfigurationError for an engine that this image does not have."""
     if handler.engine != ENGINE:
         raise ConfigurationError(
             f"GLMOCR_ENGINE is {handler.engine!r}; this image runs {ENGINE!r} only."
@@ -49,27 +50,27 @@ def check_engine(handler: HandlerOptions) -> None:
 
 
 def check_gpu(handler: HandlerOptions) -> None:
-    """Raises GpuUnusable: torch would run on the CPU without a word, hundreds of times slower."""
+    """Raise GpuUnusable without a usable GPU: torch would silently run on the CPU, far slower."""
     if handler.skip_gpu_check:
-        log.warning("RUNPOD_HANDLER_SKIP_GPU_CHECK is set: nobody looked for a GPU.")
+        log.warning("RUNPOD_HANDLER_SKIP_GPU_CHECK is set: the GPU was not checked.")
         return
     driver = driver_version(_output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv"]))
-    if _number(driver)[0] < LEAST_DRIVER:
+    if _number(driver)[0] < MIN_DRIVER:
         raise GpuUnusable(
-            f"The NVIDIA driver {driver} is too old: this image needs {LEAST_DRIVER}."
+            f"The NVIDIA driver {driver} is too old: this image needs {MIN_DRIVER} or newer."
         )
-    seen = json.loads(_output([sys.executable, "-c", _LOOK_AT_GPU]).splitlines()[-1])
-    if not seen["gpu"]:
+    found = json.loads(_output([sys.executable, "-c", _GPU_SCRIPT]).splitlines()[-1])
+    if not found["gpu"]:
         raise GpuUnusable(
-            f"torch {seen['torch']} (CUDA {seen['cuda']}, driver {driver}) sees no GPU."
+            f"torch {found['torch']} (CUDA {found['cuda']}, driver {driver}) finds no GPU."
         )
 
 
-def driver_version(said: str) -> str:
-    """The oldest driver in nvidia-smi's answer. Raises GpuUnusable where it names none."""
-    found: list[str] = re.findall(r"^\s*(\d+(?:\.\d+)+)\s*$", said, re.MULTILINE)
+def driver_version(output: str) -> str:
+    """Return the oldest driver in nvidia-smi's output. Raises GpuUnusable if there is none."""
+    found: list[str] = re.findall(r"^\s*(\d+(?:\.\d+)+)\s*$", output, re.MULTILINE)
     if not found:
-        raise GpuUnusable(f"nvidia-smi names no driver: {' '.join(said.split())[:200]}")
+        raise GpuUnusable(f"nvidia-smi reports no driver: {' '.join(output.split())[:200]}")
     return min(found, key=_number)
 
 
@@ -89,70 +90,70 @@ def _output(command: list[str]) -> str:
 
 
 def check_server_named(ocr: OcrOptions) -> None:
-    """Raises ConfigurationError where the image's own setting of the server's place is gone."""
+    """Raise ConfigurationError if the OCR server's URL, which the image sets, is missing."""
     if ocr.base_url is None:
         raise ConfigurationError(
-            "GLMOCR_BASE_URL is not set: the image sets it to the OCR server that it starts beside "
+            "GLMOCR_BASE_URL is not set: the image sets it to the OCR server that runs beside "
             "the handler."
         )
 
 
 async def wait_for_server(settings: Settings, server: ServerProcess) -> None:
-    """Return when the OCR server serves our model. Raises ServerUnhealthy."""
-    wait = _Wait(settings.handler.start_timeout)
+    """Return when the OCR server serves the configured model. Raises ServerUnhealthy."""
+    wait = _StartWait(settings.handler.start_timeout)
     async with OcrClient(settings.ocr, connections=1) as client:
         while not (probe := await client.probe()).ok:
             if server.ended:
                 raise ServerUnhealthy(server.ended)
-            wait.go_on(probe)
-            await asyncio.sleep(min(_BETWEEN_PROBES, wait.left))
+            wait.check(probe)
+            await asyncio.sleep(min(_PROBE_SECONDS, wait.left))
     log.info("The OCR server at %s is up.", settings.ocr.base_url)
 
 
-class _Wait:
-    """The wait for a server that starts: how long it may take, and what is said of it meanwhile."""
+class _StartWait:
+    """The wait for a server that starts, up to `limit` seconds."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._until = time.monotonic() + limit
-        self._told_at = float("-inf")
+        self._logged_at = float("-inf")
         self._other_since: float | None = None
 
     @property
     def left(self) -> float:
-        """Seconds, from 0."""
+        """The seconds left, at least 0."""
         return max(0.0, self._until - time.monotonic())
 
-    def go_on(self, probe: Probe) -> None:
-        """Say now and then what is waited for. Raises ServerUnhealthy where it is of no use."""
+    def check(self, probe: Probe) -> None:
+        """Log the reason from time to time. Raises ServerUnhealthy if waiting cannot help."""
         now = time.monotonic()
-        # One that is still loading may say anything for a moment.
+        # A server that is still loading may name another model for a moment.
         self._other_since = (self._other_since or now) if probe.other_model else None
-        if self._other_since is not None and now - self._other_since >= _SURE_SECONDS:
+        if self._other_since is not None and now - self._other_since >= _OTHER_MODEL_SECONDS:
             raise ServerUnhealthy(probe.message)
         if now > self._until:
             raise ServerUnhealthy(
-                f"The OCR server did not come up in {self._limit:g} s: {probe.message}"
+                f"The OCR server did not start within {self._limit:g} s: {probe.message}"
             )
-        if now - self._told_at >= _TELL_SECONDS:
+        if now - self._logged_at >= _LOG_SECONDS:
             log.info("Waiting for the OCR server: %s", probe.message)
-            self._told_at = now
+            self._logged_at = now
 
 
 def warn_of_missing_volume(handler: HandlerOptions) -> None:
-    """Say what it means that there is none; it does not stop the worker."""
+    """Log what a missing network volume means; the worker runs without it."""
     if not handler.volume.parent.is_dir():
         log.warning(
-            "There is no network volume at %s: work done under a request key is not kept, and "
+            "There is no network volume at %s: results are not kept under their request key, and "
             "models are downloaded at every cold start.",
             handler.volume.parent,
         )
 
 
-def bring_layout_model(settings: Settings) -> None:
-    """Download the layout model's weights where they are absent; then they stay.
+def ensure_layout_model(settings: Settings) -> None:
+    """Download the layout model's weights if they are missing.
 
-    Raises ConfigurationError where they cannot be had.
+    Raises ConfigurationError if they cannot be downloaded.
     """
     layout = settings.layout
     if settings.needs_layout_server and layout.folder is not None:

@@ -1,9 +1,9 @@
-"""Work done once under a request key, kept on the network volume that all workers share.
+"""Do the work of a request key once, with results on the network volume that all workers share.
 
-A key has a folder. The owner of its work is whoever made the `owner` file of the highest number;
-it keeps writing into that file. A waiting worker that has seen no change of it for
-handler.stale_after makes the next file, which only one can, and goes on from the stored pages.
-No two machines' clocks are compared. Used by jobs; also made without a volume.
+A key has a folder. The worker that created the `owner` file with the highest number owns the
+key and keeps writing heartbeats into that file. A waiting worker that sees no change of the file
+for handler.stale_after creates the next one, which only one worker can do, and continues from the
+stored pages. Clocks of different machines are never compared. Without a volume nothing is stored.
 """
 
 from __future__ import annotations
@@ -29,127 +29,127 @@ from workers.runpod_handler.faults import ClaimLost
 
 log = logging.getLogger(__name__)
 
-_POLL = 0.5
+_POLL_SECONDS = 0.5
 _WORKING, _RELEASED = b"working ", b"released"
 _OWNER = re.compile(r"owner\.(\d{6})")
 
 
 class _Owner(NamedTuple):
-    """The latest claim on a key: number 0 where there has been none."""
+    """The latest claim on a key and its file's content; number 0 if there has been none."""
 
     number: int
-    said: bytes
+    content: bytes
 
 
 class Claim:
-    """The right to work on a key, for as long as nobody has taken it over."""
+    """The right to work on a key until another job takes it over."""
 
-    def __init__(self, folder: Path | None, number: int, beat_every: float) -> None:
+    def __init__(self, folder: Path | None, number: int, heartbeat_every: float) -> None:
         self._folder = folder
         self._number = number
-        self._beat_every = beat_every
-        self._beats = 0
+        self._heartbeat_every = heartbeat_every
+        self._heartbeats = 0
 
     def pages(self) -> dict[int, PageOutput]:
-        """The pages that are done under this key already."""
+        """Return the pages that are stored under this key."""
         if self._folder is None:
             return {}
         found = (_read_page(path) for path in self._folder.glob("page-*.json"))
         return {page.page: page for page in found if page is not None}
 
     async def keep(self, page: PageOutput) -> None:
-        """Store a page that was read; one with an error is not kept. Raises ClaimLost."""
-        await self.still_ours()
+        """Store a page that was read, but not one with an error. Raises ClaimLost."""
+        await self.require_valid()
         if self._folder is not None and page.error is None:
             await asyncio.to_thread(_write_page, self._folder, page)
 
-    async def still_ours(self) -> None:
-        """Raises ClaimLost where another job has taken the key over."""
+    async def require_valid(self) -> None:
+        """Raise ClaimLost if another job has taken the key over."""
         if self._folder is None:
             return
         latest = await asyncio.to_thread(_latest_owner, self._folder)
         if latest.number != self._number:
             raise ClaimLost()
 
-    async def beat(self) -> None:
-        """Show for ever that the owner is alive."""
+    async def send_heartbeats(self) -> None:
+        """Write heartbeats until cancelled."""
         while True:
             try:
-                await asyncio.to_thread(self._say, _WORKING)
+                await asyncio.to_thread(self._write_state, _WORKING)
             except OSError as error:
-                log.warning("The volume does not take a sign of life: %s", error)
-            await asyncio.sleep(self._beat_every)
+                log.warning("Cannot write a heartbeat to the volume: %s", error)
+            await asyncio.sleep(self._heartbeat_every)
 
     def release(self) -> None:
-        """Let the next one have the key at once."""
+        """Free the key at once for the next job."""
         try:
-            self._say(_RELEASED)
+            self._write_state(_RELEASED)
         except OSError as error:
-            log.warning("The key is not released and is free only later: %s", error)
+            log.warning("Cannot release the key; it is free after handler.stale_after: %s", error)
 
-    def _say(self, state: bytes) -> None:
-        """In place, so that a reader who opens the file sees it on a network file system too."""
+    def _write_state(self, state: bytes) -> None:
+        """Write in place, so that a worker that opens the file on a network file system sees it."""
         if self._folder is None:
             return
-        self._beats += 1
+        self._heartbeats += 1
         with _owner_file(self._folder, self._number).open("r+b") as file:
-            file.write(state + b"%012d" % self._beats)
+            file.write(state + b"%012d" % self._heartbeats)
             file.flush()
             os.fsync(file.fileno())
 
 
 class Volume:
-    """The keys of one shared folder, or of none."""
+    """The request keys in one shared folder, if there is one."""
 
     def __init__(self, handler: HandlerOptions, ttl: float) -> None:
-        """`ttl`: seconds that a key's work is kept after its last change."""
-        there = handler.volume.parent.is_dir()
-        self._keys = handler.volume / "keys" if there else None
+        """`ttl`: seconds that a key's results are kept after their last change."""
+        mounted = handler.volume.parent.is_dir()
+        self._keys = handler.volume / "keys" if mounted else None
         self._handler = handler
         self._ttl = ttl
 
     @asynccontextmanager
     async def claimed(self, request_key: str) -> AsyncIterator[Claim]:
-        """The key's claim, once nobody else works on it."""
+        """Claim the key as soon as no other worker holds it."""
         if self._keys is None:
             yield Claim(None, 0, self._handler.heartbeat)
             return
         folder = self._keys / hashlib.sha256(request_key.encode()).hexdigest()
         await asyncio.to_thread(self._prepare, folder)
         claim = Claim(folder, await self._take(folder), self._handler.heartbeat)
-        beating = asyncio.create_task(claim.beat())
+        heartbeats = asyncio.create_task(claim.send_heartbeats())
         try:
             yield claim
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            heartbeats.cancel()
+            await asyncio.gather(heartbeats, return_exceptions=True)
             claim.release()
 
     def _prepare(self, folder: Path) -> None:
-        self._sweep()
+        self._remove_expired()
         folder.mkdir(parents=True, exist_ok=True)
 
     async def _take(self, folder: Path) -> int:
-        """Wait until the key is free, released or abandoned; the number of our claim."""
+        """Wait until the key is free, released or abandoned; return the number of the new claim."""
         seen, since = _Owner(0, b""), time.monotonic()
         while True:
             latest = await asyncio.to_thread(_latest_owner, folder)
             if latest != seen:
-                self._say_why(latest, seen)
+                self._log_owner(latest, seen)
                 seen, since = latest, time.monotonic()
-            silent = time.monotonic() - since >= self._handler.stale_after
-            if latest.number == 0 or latest.said.startswith(_RELEASED) or silent:
-                if await asyncio.to_thread(_made_owner, folder, latest.number + 1):
+            abandoned = time.monotonic() - since >= self._handler.stale_after
+            if latest.number == 0 or latest.content.startswith(_RELEASED) or abandoned:
+                if await asyncio.to_thread(_create_owner, folder, latest.number + 1):
                     return latest.number + 1
             else:
-                await asyncio.sleep(_POLL)
+                await asyncio.sleep(_POLL_SECONDS)
 
-    def _say_why(self, latest: _Owner, seen: _Owner) -> None:
-        if latest.number != seen.number and not latest.said.startswith(_RELEASED):
+    def _log_owner(self, latest: _Owner, seen: _Owner) -> None:
+        if latest.number != seen.number and not latest.content.startswith(_RELEASED):
             log.info("Another job works on this key (claim %d); waiting for it.", latest.number)
 
-    def _sweep(self) -> None:
-        """Remove keys whose last change is older than the ttl; a living owner's never is."""
+    def _remove_expired(self) -> None:
+        """Remove keys unchanged for the ttl; the heartbeats of a live owner keep its key."""
         if self._keys is None or not self._keys.is_dir():
             return
         for folder in self._keys.iterdir():
@@ -170,8 +170,8 @@ def _latest_owner(folder: Path) -> _Owner:
     return _Owner(number, _owner_file(folder, number).read_bytes() if number else b"")
 
 
-def _made_owner(folder: Path, number: int) -> bool:
-    """Whether this claim is ours: a file can be made exclusively by one only."""
+def _create_owner(folder: Path, number: int) -> bool:
+    """Create an owner file exclusively; return False if another worker was first."""
     try:
         with _owner_file(folder, number).open("xb") as file:
             file.write(_WORKING)
@@ -181,7 +181,7 @@ def _made_owner(folder: Path, number: int) -> bool:
 
 
 def _write_page(folder: Path, page: PageOutput) -> None:
-    """Whole or not at all."""
+    """Write the file whole or not at all."""
     half = folder / f"page-{page.page:06d}.half"
     half.write_text(page.model_dump_json())
     half.replace(half.with_suffix(".json"))
@@ -191,5 +191,5 @@ def _read_page(path: Path) -> PageOutput | None:
     try:
         return PageOutput.model_validate_json(path.read_bytes())
     except (ValidationError, OSError) as error:
-        log.warning("A stored page is not readable and is read again: %s: %s", path.name, error)
+        log.warning("Stored page %s is not readable; reading the page again: %s", path.name, error)
         return None
