@@ -95,7 +95,7 @@ class MaintenanceLoop:
         self._start_beside("remote jobs", self._tend_remote_jobs)
         if self._settings.ocr.transport == "runpod":
             self._start_beside("endpoint", self._watch_endpoint)
-        self._start_beside("occupancy", self._sampler.look)
+        self._start_beside("occupancy", self._sampler.sample_if_due)
         self._start_beside("removals", self._remove)
 
     def _ring(self, stage: Stage) -> None:

@@ -43,7 +43,7 @@ async def ready(here: Here, response: Response) -> Health:
         run(readiness.broker_faults, here.settings),
         run(readiness.layout_faults, here.settings),
     )
-    fleet = [] if database else await run(partial(readiness.fleet_faults, here.settings))
+    fleet = [] if database else await run(partial(readiness.processing_faults, here.settings))
     shrinkers = readiness.shrinker_faults(here.settings)
     found = Health.of(database + storage, broker + shrinkers + layout + fleet)
     if found.status is HealthStatus.UNAVAILABLE:

@@ -1,6 +1,6 @@
-"""How full an OCR server is, and who is the bottleneck. Used by maintenance, API, CLI, the probe.
+"""Diagnosis of an OCR server from samples: how full it is, and what limits the pages a minute.
 
-Nothing here asks anybody: samples come in, a verdict in words comes out.
+Pure: samples come in, a verdict and a sentence come out.
 """
 
 from __future__ import annotations
@@ -10,31 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from rag_service.diagnosis import remedies
+from rag_service.diagnosis.thresholds import THRESHOLDS
 from rag_service.runtime.plural import counted
 
-# A server that runs this share of its slots is full: requests come and go.
-_FULL = 0.9
-_HALF = 0.5
-_FREE_SLOT = 0.4
-# Figures from here on are told as whole numbers.
-_PLAIN = 9.5
-# On average: now and then one waits.
-_SOME_WAIT = 0.5
-# Waiting beyond both adds latency and nothing else.
-_MANY_WAIT = 4.0
-_MANY_SHARE = 0.5
-_CACHE_FULL = 0.9
-# Of ours in flight so many for each one that the server has taken in: the others are in its
-# front end. Few in flight need a clearer sign.
-_CROWD = 1.4
-_CLEAR_CROWD = 3.0
-_LEAST_CROWD = 4.0
-# Our forks use their places when this share of them is taken: samples are moments.
-_TAKEN = 0.6
-# A limit that moved by this factor is still being looked for.
-_MOVES = 1.5
-# A search without gauges that ends here has found that a second request only waits.
-_SERIAL = 2.0
+# Figures from here on are shown as whole numbers.
+_WHOLE_FROM = 9.5
 
 
 class Verdict(StrEnum):
@@ -52,11 +33,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """A server at one moment.
+    """A server's load at one moment.
 
-    `running`, `waiting`, `cache_use` (0 to 1) and `tokens_per_second` are its own gauges, None
-    where it shows none. `in_flight`: our open requests; `limit`: how many our forks would let be
-    open, None where none is at work; `pages_waiting`: pages for it that were not sent yet.
+    `running`, `waiting`, `cache_use` (0 to 1) and `tokens_per_second` are the server's gauges,
+    None if it has none. `in_flight`: open requests of all forks; `limit`: the sum of the forks'
+    limits, None if no fork is at work; `pages_waiting`: pages that were not sent yet.
     """
 
     url: str
@@ -73,11 +54,11 @@ class LoadSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """How pages get to the server.
+class ClientMode:
+    """How pages are sent to the server.
 
-    `adaptive`: forks look for the right number in flight; `remote`: in jobs, and the gauges are
-    means of jobs that ended; `low_memory`: the memory guard lets nothing new begin.
+    `adaptive`: forks search for the best number in flight; `remote`: pages are sent in jobs, and
+    the gauges are means of jobs that ended; `low_memory`: the memory guard lets no new work begin.
     """
 
     adaptive: bool = True
@@ -93,27 +74,28 @@ class Diagnosis:
     sentence: str
 
 
-def diagnose(samples: Sequence[LoadSample], feed: Feed | None = None) -> Diagnosis:
-    """What the samples of the last minute say; `starved` only where pages waited in each."""
+def diagnose(samples: Sequence[LoadSample], mode: ClientMode | None = None) -> Diagnosis:
+    """Return what the samples of the last minute show; `starved` only if pages waited in each."""
     if not samples:
-        return Diagnosis(Verdict.UNKNOWN, "Nothing is known of it yet.")
-    seen = _Seen.of(samples, feed or Feed())
+        return Diagnosis(Verdict.UNKNOWN, "No sample of the server yet.")
+    load = _MeanLoad.of(samples, mode or ClientMode())
     for rule in _RULES:
-        found = rule(seen)
-        if found is not None:
-            return found
-    return _of_the_client(seen)
+        diagnosis = rule(load)
+        if diagnosis is not None:
+            return diagnosis
+    return _client_bound(load)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _MeanLoad:
     """Means over the samples; `backlog`: the fewest pages that waited in any of them.
 
-    Of the last one are `in_flight_now` and `pages_waiting`.
+    `in_flight_now` and `pages_waiting` are of the last sample. `is_over`: the last sample shows
+    no work at all, whatever came before.
     """
 
-    feed: Feed
-    gauged: bool
+    mode: ClientMode
+    has_gauges: bool
     running: float
     waiting: float
     most_running: float
@@ -125,19 +107,18 @@ class _Seen:
     limit_moves: bool
     backlog: int
     pages_waiting: int
-    # The last look found nothing at all; before it the server may have worked.
     is_over: bool
 
     @classmethod
-    def of(cls, samples: Sequence[LoadSample], feed: Feed) -> _Seen:
+    def of(cls, samples: Sequence[LoadSample], mode: ClientMode) -> _MeanLoad:
         running = [s.running for s in samples if s.running is not None]
         last = samples[-1]
-        # Between two documents a fork has nothing for a moment; twice in a row none is at work.
+        # Between two documents a fork has no limit for a moment; twice in a row none is at work.
         at_work = any(s.limit for s in samples[-2:])
         limits = [s.limit for s in samples if s.limit and at_work]
         return cls(
-            feed=feed,
-            gauged=bool(running),
+            mode=mode,
+            has_gauges=bool(running),
             running=_mean(running),
             waiting=_mean(s.waiting for s in samples if s.waiting is not None),
             most_running=max(running, default=0.0),
@@ -146,216 +127,225 @@ class _Seen:
             in_flight=_mean(s.in_flight for s in samples),
             in_flight_now=last.in_flight,
             limit=_mean(limits) if limits else None,
-            limit_moves=bool(limits) and max(limits) > _MOVES * min(limits),
+            limit_moves=bool(limits) and max(limits) > THRESHOLDS.moving_limit_factor * min(limits),
             backlog=min(s.pages_waiting for s in samples),
             pages_waiting=last.pages_waiting,
             is_over=not (last.running or last.waiting or last.in_flight or last.pages_waiting),
         )
 
     @property
-    def runs(self) -> str:
+    def in_server(self) -> str:
+        """The server's gauges in words."""
         of_slots = f" on {counted(self.slots, 'slot')}" if self.slots else ""
-        running, waiting = _figure(self.running), _figure(self.waiting)
-        return f"on average {running} run{of_slots} and {waiting} wait"
+        running, waiting = _format_number(self.running), _format_number(self.waiting)
+        return f"on average {running} running{of_slots} and {waiting} waiting"
 
-    def fills(self, share: float) -> bool:
-        """Whether that share of the slots is in use; never where they are not known.
-
-        Nor may more than a part of one be free: of one slot a look sees all or nothing.
-        """
+    def uses_slots(self, share: float) -> bool:
+        """Return whether that share of the slots is in use; False if they are not known."""
         if self.slots is None:
             return False
-        return self.running >= min(share * self.slots, self.slots - _FREE_SLOT)
+        return self.running >= min(share * self.slots, self.slots - THRESHOLDS.free_slots)
 
 
-def _idle(seen: _Seen) -> Diagnosis | None:
-    works = seen.pages_waiting or seen.in_flight >= _SOME_WAIT or seen.running >= _SOME_WAIT
-    if works and not seen.is_over:
+def _idle(load: _MeanLoad) -> Diagnosis | None:
+    some = THRESHOLDS.some_waiting
+    works = load.pages_waiting or load.in_flight >= some or load.running >= some
+    if works and not load.is_over:
         return None
-    return Diagnosis(Verdict.IDLE, "Nothing waits for it.")
+    return Diagnosis(Verdict.IDLE, "No page waits for the server.")
 
 
-def _without_gauges(seen: _Seen) -> Diagnosis | None:
-    if seen.gauged or not seen.feed.remote:
+def _no_job_gauges(load: _MeanLoad) -> Diagnosis | None:
+    if load.has_gauges or not load.mode.remote:
         return None
-    return Diagnosis(Verdict.UNKNOWN, "No job has brought gauges back lately.")
+    return Diagnosis(Verdict.UNKNOWN, "No job that ended lately reported gauges.")
 
 
-def _serialising(seen: _Seen) -> Diagnosis | None:
-    one = seen.most_running <= 1 and seen.slots in (None, 1)
-    if not seen.gauged or not one or seen.waiting < _SOME_WAIT:
+def _serialising(load: _MeanLoad) -> Diagnosis | None:
+    is_single = load.most_running <= 1 and load.slots in (None, 1)
+    if not load.has_gauges or not is_single or load.waiting < THRESHOLDS.some_waiting:
         return None
     return Diagnosis(
         Verdict.SERIALISING,
-        f"It works on one request at a time while {seen.waiting:.1f} wait; one waiting is "
-        "enough. For more pages let the server batch (vLLM: --max-num-seqs, SGLang: "
-        "--max-running-requests), or take one that does.",
+        f"The server works on one request at a time while {load.waiting:.1f} wait; one waiting "
+        f"request is enough. {remedies.SERIALISING.action}",
     )
 
 
-def _overloaded(seen: _Seen) -> Diagnosis | None:
-    if seen.waiting <= max(_MANY_WAIT, _MANY_SHARE * seen.running):
+def _overloaded(load: _MeanLoad) -> Diagnosis | None:
+    share = THRESHOLDS.many_waiting_share
+    if load.waiting <= max(THRESHOLDS.many_waiting, share * load.running):
         return None
-    whose = (
-        "`auto` sends fewer soon, unless they are another client's"
-        if seen.feed.adaptive
-        else "set GLMOCR_PIPELINE_MAX_WORKERS to `auto`, or lower"
+    action = (
+        "`auto` will send fewer soon, unless they are another client's requests"
+        if load.mode.adaptive
+        else f"{remedies.AUTO} or to a lower number"
     )
     return Diagnosis(
         Verdict.OVERLOADED,
-        f"More in flight only makes every answer later: {seen.runs}; {whose}.",
+        f"Too many requests are in flight: {load.in_server}; {action}. {remedies.ONLY_LATENCY}",
     )
 
 
-def _kv_bound(seen: _Seen) -> Diagnosis | None:
-    if seen.cache_use < _CACHE_FULL or seen.fills(_FULL):
+def _kv_bound(load: _MeanLoad) -> Diagnosis | None:
+    if load.cache_use < THRESHOLDS.full_cache_share or _is_full(load):
         return None
     return Diagnosis(
         Verdict.KV_BOUND,
-        f"Its KV cache is {seen.cache_use:.0%} full, so no more fit: {seen.runs}. Give the "
-        "server more memory (vLLM: --gpu-memory-utilization, SGLang: --mem-fraction-static), "
-        "or send smaller pictures (ocr.dpi).",
+        f"KV cache {load.cache_use:.0%} full, {load.in_server}: {remedies.KV_BOUND.meaning}. "
+        f"{remedies.KV_BOUND.action}",
     )
 
 
-def _saturated(seen: _Seen) -> Diagnosis | None:
-    if seen.waiting < _SOME_WAIT and not seen.fills(_FULL):
+def _saturated(load: _MeanLoad) -> Diagnosis | None:
+    if load.waiting < THRESHOLDS.some_waiting and not _is_full(load):
         return None
     return Diagnosis(
         Verdict.SATURATED,
-        f"It has all it can do: {seen.runs}. For more pages take smaller pictures "
-        "(ocr.dpi) or another server.",
+        f"The server is working at its limit: {load.in_server}. {remedies.SATURATED.action}",
     )
 
 
-def _front_end_bound(seen: _Seen) -> Diagnosis | None:
-    # Of forks that died a moment ago the mean still tells.
-    in_flight = min(seen.in_flight, seen.in_flight_now)
-    if not seen.gauged or seen.feed.remote or in_flight < _LEAST_CROWD:
+def _is_full(load: _MeanLoad) -> bool:
+    return load.uses_slots(THRESHOLDS.full_slots_share)
+
+
+def _front_end_bound(load: _MeanLoad) -> Diagnosis | None:
+    # The mean still contains forks that died a moment ago.
+    in_flight = min(load.in_flight, load.in_flight_now)
+    is_comparable = load.has_gauges and not load.mode.remote
+    if not is_comparable or in_flight < THRESHOLDS.front_end_in_flight:
         return None
-    tried = seen.feed.adaptive or bool(seen.slots and seen.in_flight >= _HALF * seen.slots)
-    crowd = _CROWD if tried else _CLEAR_CROWD
-    if in_flight <= crowd * (seen.running + seen.waiting):
+    near_slots = bool(load.slots and load.in_flight >= THRESHOLDS.busy_slots_share * load.slots)
+    is_enough = load.mode.adaptive or near_slots
+    ratio = THRESHOLDS.front_end_ratio if is_enough else THRESHOLDS.clear_front_end_ratio
+    if in_flight <= ratio * (load.running + load.waiting):
         return None
     return Diagnosis(
         Verdict.FRONT_END_BOUND,
-        f"We have {_figure(in_flight)} in flight, but {seen.runs} in it: its front end, which "
-        "decodes the pictures, is the limit. Start the server with more API processes (vLLM: "
-        "--api-server-count), or send smaller pictures (ocr.dpi).",
+        f"{_format_number(in_flight)} requests are in flight, but in the server {load.in_server}: "
+        f"{remedies.FRONT_END_BOUND.meaning}. {remedies.FRONT_END_BOUND.action}",
     )
 
 
-def _nothing_more(seen: _Seen) -> Diagnosis | None:
-    if seen.backlog:
+def _no_backlog(load: _MeanLoad) -> Diagnosis | None:
+    if load.backlog:
         return None
-    if seen.pages_waiting:
+    if load.pages_waiting:
         return Diagnosis(
             Verdict.UNKNOWN,
-            f"{_waits(seen.pages_waiting)}, but none did a moment ago: too early to tell.",
+            f"{_count_waiting(load.pages_waiting)}, but none did in an earlier sample: too early "
+            "to say.",
         )
-    if seen.in_flight < _SOME_WAIT:
-        return Diagnosis(Verdict.IDLE, "No page of ours waits; what runs is another client's.")
-    return Diagnosis(Verdict.IDLE, "The last pages are under way; no more wait for it.")
+    if load.in_flight < THRESHOLDS.some_waiting:
+        return Diagnosis(
+            Verdict.IDLE, "No page waits for the server; it runs another client's requests."
+        )
+    return Diagnosis(Verdict.IDLE, "The last pages are in flight; no more pages wait.")
 
 
-def _of_jobs(seen: _Seen) -> Diagnosis | None:
-    if not seen.feed.remote:
+def _remote_jobs(load: _MeanLoad) -> Diagnosis | None:
+    if not load.mode.remote:
         return None
-    if seen.slots is None:
+    if load.slots is None:
         return Diagnosis(
             Verdict.UNKNOWN,
-            f"In its jobs, {seen.runs}; set occupancy.slots to the requests that it can batch.",
+            f"In its jobs {load.in_server}; set occupancy.slots to the number of requests that "
+            "the server can batch.",
         )
-    if seen.fills(_HALF):
-        return Diagnosis(Verdict.SATURATED, f"Its jobs keep it busy: {seen.runs}.")
+    if load.uses_slots(THRESHOLDS.busy_slots_share):
+        return Diagnosis(Verdict.SATURATED, f"Its jobs keep the server busy: {load.in_server}.")
     return Diagnosis(
         Verdict.STARVED,
-        f"{_waits(seen.pages_waiting)}, and in its jobs {seen.runs}: jobs carry too few pages. "
-        "Raise runpod.max_pages_per_job.",
+        f"{_count_waiting(load.pages_waiting)}, and in its jobs {load.in_server}: the jobs have "
+        "too few pages. Raise runpod.max_pages_per_job.",
     )
 
 
-# The first that has something to say; then it is the client.
-_RULES: tuple[Callable[[_Seen], Diagnosis | None], ...] = (
+# The first rule that returns a diagnosis decides; if none does, the client is the limit.
+_RULES: tuple[Callable[[_MeanLoad], Diagnosis | None], ...] = (
     _idle,
-    _without_gauges,
+    _no_job_gauges,
     _serialising,
     _overloaded,
     _kv_bound,
     _saturated,
     _front_end_bound,
-    _nothing_more,
-    _of_jobs,
+    _no_backlog,
+    _remote_jobs,
 )
 
 
-def _of_the_client(seen: _Seen) -> Diagnosis:
-    """Pages wait and the server could take more, or does not say that it is full."""
-    taken = seen.limit is not None and seen.in_flight >= _TAKEN * seen.limit
-    if taken and seen.feed.adaptive:
-        return _as_found(seen)
-    if taken and not seen.gauged:
+def _client_bound(load: _MeanLoad) -> Diagnosis:
+    """Diagnose waiting pages in front of a server that could take more or shows no gauges."""
+    is_used = load.limit is not None and (
+        load.in_flight >= THRESHOLDS.used_limit_share * load.limit
+    )
+    if is_used and load.mode.adaptive:
+        return _limit_found_by_search(load)
+    if is_used and not load.has_gauges:
         return Diagnosis(
             Verdict.UNKNOWN,
-            f"All {_figure(seen.limit or 0)} places that the settings allow are taken, and the "
-            "server shows no gauges. GLMOCR_PIPELINE_MAX_WORKERS=auto finds the right number.",
+            f"As many requests are in flight as the settings allow "
+            f"({_format_number(load.limit or 0)}), and the server has no gauges. "
+            "GLMOCR_PIPELINE_MAX_WORKERS=auto finds the best number.",
         )
-    state = f" ({seen.runs})" if seen.gauged else ""
+    state = f" ({load.in_server})" if load.has_gauges else ""
     return Diagnosis(
-        Verdict.STARVED, f"{_waits(seen.pages_waiting)}, but {_cause(seen, taken)}{state}."
+        Verdict.STARVED,
+        f"{_count_waiting(load.pages_waiting)}, but {_starvation_cause(load, is_used)}{state}.",
     )
 
 
-def _as_found(seen: _Seen) -> Diagnosis:
-    """Our forks use every place that their search allows."""
-    if seen.limit_moves:
+def _limit_found_by_search(load: _MeanLoad) -> Diagnosis:
+    """Diagnose a server on which the forks use the whole limit that their search found."""
+    if load.limit_moves:
         return Diagnosis(
             Verdict.UNKNOWN,
-            f"The right number in flight is being looked for; now {_figure(seen.in_flight_now)}.",
+            "The search for the best number in flight goes on; now "
+            f"{_format_number(load.in_flight_now)}.",
         )
-    if not seen.gauged and seen.in_flight <= _SERIAL:
+    if not load.has_gauges and load.in_flight <= THRESHOLDS.serial_in_flight:
         return Diagnosis(
             Verdict.SERIALISING,
-            "As far as its answers show it reads one page after another; more in flight only "
-            "wait. For more pages take a server that batches.",
+            f"By the times of its answers {remedies.SERIALISING.meaning}. "
+            f"{remedies.ONLY_LATENCY} {remedies.SERIALISING.action}",
         )
-    said = f": {seen.runs}" if seen.gauged else ""
+    gauges = f": {load.in_server}" if load.has_gauges else ""
     return Diagnosis(
         Verdict.SATURATED,
-        f"More than {_figure(seen.in_flight)} in flight bring no more pages{said}. For more pages "
-        "take smaller pictures (ocr.dpi) or another server.",
+        f"More than {_format_number(load.in_flight)} in flight bring no more pages{gauges}. "
+        f"{remedies.SATURATED.action}",
     )
 
 
-def _cause(seen: _Seen, taken: bool) -> str:
-    if seen.feed.low_memory:
+def _starvation_cause(load: _MeanLoad, is_limit_used: bool) -> str:
+    if load.mode.low_memory:
         return (
-            "this machine has too little memory available, so the memory guard lets nothing new "
-            "begin: free some, or lower memory_guard.min_available_mib"
+            "this machine has too little memory available, so the memory guard lets no new work "
+            "begin: free memory, or lower memory_guard.min_available_mib"
         )
-    if seen.limit is None:
-        return "no fork sends any: look at the ocr workers"
-    if taken:
-        return (
-            f"the settings allow {_figure(seen.limit)} in flight: set "
-            "GLMOCR_PIPELINE_MAX_WORKERS to `auto`"
-        )
+    if load.limit is None:
+        return "no fork sends any: check the ocr workers"
+    limit = _format_number(load.limit)
+    if is_limit_used:
+        return f"the settings allow only {limit} in flight: {remedies.AUTO}"
     return (
-        f"our workers keep only {_figure(seen.in_flight)} of {_figure(seen.limit)} in flight, on "
-        "average: their documents have few pages, or pages are drawn too slowly. Raise "
-        "OCR_WORKER_CONCURRENCY, or give them more CPU"
+        f"the workers keep only {_format_number(load.in_flight)} of {limit} in flight, on "
+        "average: their documents have few pages, or pages are rendered too slowly. Raise "
+        "OCR_WORKER_CONCURRENCY, or give the workers more CPU"
     )
 
 
-def _waits(pages: int) -> str:
+def _count_waiting(pages: int) -> str:
     return f"{counted(pages, 'page')} {'waits' if pages == 1 else 'wait'}"
 
 
-def _figure(number: float) -> str:
-    """Small ones with a digit after the point, where it says something."""
-    return f"{number:.0f}" if number >= _PLAIN else f"{number:.1f}".removesuffix(".0")
+def _format_number(number: float) -> str:
+    """Format with one decimal if the number is small and the decimal is not 0."""
+    return f"{number:.0f}" if number >= _WHOLE_FROM else f"{number:.1f}".removesuffix(".0")
 
 
 def _mean(values: Iterable[float]) -> float:
-    kept = list(values)
-    return sum(kept) / len(kept) if kept else 0.0
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0

@@ -1,4 +1,4 @@
-"""What follows from a probe, in words and settings. Used by the command `probe`."""
+"""Advice from a probe's findings: what limits the server, and settings for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from rag_service.diagnosis import remedies
 from rag_service.diagnosis.bottleneck import Verdict
+from rag_service.diagnosis.thresholds import THRESHOLDS
 from rag_service.ocr.probe.findings import (
     Choice,
     Ending,
@@ -21,56 +23,46 @@ from rag_service.ocr.probe.findings import (
 )
 from rag_service.runtime.plural import counted
 
-_FULL_CACHE = 0.9
-# Where none waits, so much of what is open must be found running; the rest is in the front end.
-_ARRIVED = 0.75
-
 _SENTENCES = {
     Verdict.UNKNOWN: (
-        "Too little was measured to say what limits it; let the probe go further, or last longer "
-        "(--seconds)."
+        "Too little was measured to say what limits the server; let the probe go further, or give "
+        "it more time (--seconds)."
     ),
     Verdict.FRONT_END_BOUND: (
-        "Requests are open but neither run nor wait: the server's front end, which decodes the "
-        "pictures, is the limit. More in flight only adds latency. Give it more API processes "
-        "(vLLM: --api-server-count) or smaller pictures (ocr.dpi)."
+        f"Requests are open but neither run nor wait: {remedies.FRONT_END_BOUND.meaning}. "
+        f"{remedies.ONLY_LATENCY} {remedies.FRONT_END_BOUND.action}"
     ),
-    Verdict.KV_BOUND: (
-        "Its KV cache is full: more in flight brings nothing. Give it more memory, a shorter "
-        "context, or smaller pictures (ocr.dpi)."
-    ),
+    Verdict.KV_BOUND: str(remedies.KV_BOUND),
     Verdict.SATURATED: (
-        "It is full: more in flight only adds latency. More pages an hour need smaller pictures "
-        "(ocr.dpi), a faster GPU or another server."
+        f"The server is working at its limit. {remedies.ONLY_LATENCY} {remedies.SATURATED.action}"
     ),
-    Verdict.OVERLOADED: "It failed under the last load; keep to what is said here.",
+    Verdict.OVERLOADED: "The server failed under the last load; use the settings given here.",
     Verdict.SERIALISING: (
-        "It reads one page after the other: more in flight only adds latency. More pages an hour "
-        "need a server that batches, as SGLang and vLLM do on a GPU. If it is one of these, let it "
-        "run more at once (vLLM: --max-num-seqs, SGLang: --max-running-requests)."
+        f"The server reads one page at a time. {remedies.ONLY_LATENCY} "
+        f"{remedies.SERIALISING.action}"
     ),
 }
-# Where throughput still grew at the end.
+# If throughput still grew at the end.
 _GROWING = {
-    Ending.MOST: "It could take more than was sent; probe further with a higher --most.",
-    Ending.INTERRUPTED: "It could take more than was sent; let the probe run to its end.",
+    Ending.MOST: "The server could take more than was sent; raise --most to find its limit.",
+    Ending.INTERRUPTED: "The server could take more than was sent; let the probe run to its end.",
 }
-# Where nothing is known of more in flight, since the probe was not to try it.
+# If the probe was not allowed to try more in flight.
 _FORBIDDEN = {
     Ending.LATENCY: (
         "More in flight may bring more pages, but answers already take longer than --max-latency; "
-        "raise it to know."
+        "raise it to find out."
     ),
     Ending.TIMEOUT: (
         "More in flight may bring more pages, but answers could then take longer than "
-        "ocr.read_timeout; raise it to know."
+        "ocr.read_timeout; raise it to find out."
     ),
 }
 _ENDINGS = {
-    Ending.SERIALISES: "more in flight brought no more",
-    Ending.NO_GROWTH: "two doublings brought less than 5 % more",
+    Ending.SERIALISES: "more in flight brought no more pages",
+    Ending.NO_GROWTH: "two doublings brought less than 5 % more pages",
     Ending.LATENCY: "answers took longer than --max-latency",
-    Ending.TIMEOUT: "twice as many could have passed ocr.read_timeout",
+    Ending.TIMEOUT: "twice as many could have exceeded ocr.read_timeout",
     Ending.ERROR: "a request failed",
     Ending.MOST: "--most was reached",
     Ending.INTERRUPTED: "it was interrupted",
@@ -80,7 +72,7 @@ _ENDINGS = {
 class Advice(BaseModel):
     """What limits the server, and the environment that suits each objective.
 
-    `empty_answers`: of `all_answers`, those without a word.
+    `empty_answers`: the number of `all_answers` without any text.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -95,7 +87,7 @@ class Advice(BaseModel):
     empty_answers: int
 
     def lines(self, findings: Findings) -> list[str]:
-        """All of it for people."""
+        """Return the advice as lines of text."""
         error = f": {self.error}" if self.error else ""
         return [
             *self._warnings(),
@@ -105,31 +97,31 @@ class Advice(BaseModel):
             f"    {_assignments(self.settings_for_throughput)}",
             f"For latency: {_outcome(findings.latency)}.",
             f"    {_assignments(self.settings_for_latency)}",
-            "Of these forks (OCR_WORKER_CONCURRENCY) one is kept for interactive documents.",
-            "GLMOCR_PIPELINE_MAX_WORKERS=auto, the default, finds the number by itself for "
+            "One of these forks (OCR_WORKER_CONCURRENCY) is reserved for interactive documents.",
+            "GLMOCR_PIPELINE_MAX_WORKERS=auto, the default, finds the number automatically for "
             "RAG_SERVICE_OCR_OBJECTIVE=throughput or latency.",
-            f"Stopped since {_ENDINGS[findings.ending]}{error}.",
+            f"The probe stopped because {_ENDINGS[findings.ending]}{error}.",
         ]
 
     def _warnings(self) -> list[str]:
         warnings = []
         if self.empty_answers:
             warnings.append(
-                f"Warning: {self.empty_answers} of {self.all_answers} answers were empty, though "
-                "every page is full of text. This may be no OCR model, or not the right one: name "
-                "another with --model; or the pages are too small to be read: raise --dpi."
+                f"Warning: {self.empty_answers} of {self.all_answers} answers were empty, although "
+                "every page is full of text. The model may not be an OCR model: choose another "
+                "with --model. Or the pages are too small to read: raise --dpi."
             )
-        # Where nothing is known, the verdict's sentence says it.
+        # The sentence of the verdict UNKNOWN already says it.
         if self.probe_was_busy and self.verdict is not Verdict.UNKNOWN:
             warnings.append(
-                "Warning: the probe itself was at its limit; run it where there is more CPU."
+                "Warning: the probe itself was at its limit; run it on a machine with more CPU."
             )
         return warnings
 
 
 def advise(steps: Sequence[Step], findings: Findings, forks: int) -> Advice:
-    """`forks`: those of the ocr worker, over which the requests are spread."""
-    verdict, sentence = _verdict(steps, findings)
+    """Return the advice; `forks`: the ocr worker's forks, which share the requests in flight."""
+    verdict, sentence = _diagnose_steps(steps, findings)
     return Advice(
         verdict=verdict,
         sentence=sentence,
@@ -142,55 +134,56 @@ def advise(steps: Sequence[Step], findings: Findings, forks: int) -> Advice:
     )
 
 
-def _verdict(steps: Sequence[Step], findings: Findings) -> tuple[Verdict, str]:
-    """What the server itself showed comes first; then nothing is said against it without CPU."""
+def _diagnose_steps(steps: Sequence[Step], findings: Findings) -> tuple[Verdict, str]:
+    """Return the verdict; if the probe lacked CPU, only what the server's gauges showed counts."""
     if findings.batches is False:
-        return _said(Verdict.SERIALISING)
+        return _with_sentence(Verdict.SERIALISING)
     if findings.ending is Ending.ERROR:
-        return _said(Verdict.OVERLOADED)
+        return _with_sentence(Verdict.OVERLOADED)
     if rests_on_lack_of_cpu(steps):
-        return Verdict.UNKNOWN, _of_this_machine(steps)
+        return Verdict.UNKNOWN, _lack_of_cpu(steps)
     last = with_throughput(steps)[-1]
-    if (last.cache_use or 0.0) > _FULL_CACHE:
-        return _said(Verdict.KV_BOUND)
-    if (last.waiting or 0.0) >= 1:
-        return _said(Verdict.SATURATED)
-    held_up = last.running is not None and last.running < _ARRIVED * last.open
+    if (last.cache_use or 0.0) > THRESHOLDS.full_cache_share:
+        return _with_sentence(Verdict.KV_BOUND)
+    if (last.waiting or 0.0) >= THRESHOLDS.probe_waiting:
+        return _with_sentence(Verdict.SATURATED)
+    least = THRESHOLDS.probe_running_share * last.open
+    held_up = last.running is not None and last.running < least
     grown = growth(steps, held_up=held_up)
     if grown is Growth.LEVEL:
-        return _said(Verdict.FRONT_END_BOUND if held_up else Verdict.SATURATED)
-    return _of_what_is_missing(grown, findings.ending)
+        return _with_sentence(Verdict.FRONT_END_BOUND if held_up else Verdict.SATURATED)
+    return _not_at_limit(grown, findings.ending)
 
 
-def _of_what_is_missing(grown: Growth, ending: Ending) -> tuple[Verdict, str]:
+def _not_at_limit(grown: Growth, ending: Ending) -> tuple[Verdict, str]:
     if ending in _FORBIDDEN:
         return Verdict.UNKNOWN, _FORBIDDEN[ending]
     if grown is Growth.GROWS and ending in _GROWING:
         return Verdict.STARVED, _GROWING[ending]
-    return _said(Verdict.UNKNOWN)
+    return _with_sentence(Verdict.UNKNOWN)
 
 
-def _said(verdict: Verdict) -> tuple[Verdict, str]:
+def _with_sentence(verdict: Verdict) -> tuple[Verdict, str]:
     return verdict, _SENTENCES[verdict]
 
 
-def _of_this_machine(steps: Sequence[Step]) -> str:
+def _lack_of_cpu(steps: Sequence[Step]) -> str:
     able = in_flight_with_cpu(steps)
-    still = "" if able is None else f" The figures up to {able} in flight are true all the same."
+    valid = "" if able is None else f" The figures up to {able} in flight are valid."
     return (
-        "This machine had no CPU to send more, so what limits the server is not known: probe it "
-        f"from a machine with more CPU.{still}"
+        "This machine had too little CPU to send more, so what limits the server is not known: "
+        f"probe it from a machine with more CPU.{valid}"
     )
 
 
 def _fixed(choice: Choice, forks: int) -> dict[str, str]:
-    """So many in flight as a fixed number, at least: bulk documents times pages of each.
+    """Return fixed settings for at least that number in flight: bulk documents times pages of each.
 
-    No more documents than pages, so that a long one alone is quick too.
+    They use no more documents than pages of each, so that a long document alone is fast too.
     """
     documents = min(max(1, forks - 1), math.isqrt(choice.in_flight))
     return {
-        # One more, which is kept for interactive documents.
+        # One more fork, which is reserved for interactive documents.
         "OCR_WORKER_CONCURRENCY": str(documents + 1),
         "GLMOCR_PIPELINE_MAX_WORKERS": str(math.ceil(choice.in_flight / documents)),
     }
@@ -198,15 +191,16 @@ def _fixed(choice: Choice, forks: int) -> dict[str, str]:
 
 def _kind(findings: Findings) -> str:
     if findings.batches is None:
-        return "Whether it batches is not certain"
-    return "The server batches" if findings.batches else "The server serialises"
+        return "It is not certain whether the server batches"
+    return "The server batches" if findings.batches else "The server reads one page at a time"
 
 
 def _slots(findings: Findings) -> str:
     if findings.slots is None:
         return "its slots are not known"
     slots = counted(findings.slots, "slot")
-    return f"{slots}, as it says" if findings.slots_stated else f"{slots}, where requests waited"
+    source = "as the server reports" if findings.slots_stated else "beyond which requests waited"
+    return f"{slots}, {source}"
 
 
 def _outcome(choice: Choice) -> str:

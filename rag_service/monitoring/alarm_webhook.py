@@ -1,4 +1,4 @@
-"""Tells of alarms elsewhere: one POST of JSON each, in their order. Used by maintenance."""
+"""Alarm webhook: one POST of JSON for each event, in order."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 _SECONDS = 10.0
 _TRIES = 4
-# Alarms are rare: more than so many mean that nobody takes them.
+# Alarms are rare: a longer queue means that the receiver does not accept them.
 _MOST_WAITING = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What is posted: `starved` or `starved_over`; `since` in ISO 8601."""
+    """The posted JSON. `event`: `starved` or `starved_over`; `since` in ISO 8601."""
 
     event: str
     server: str
@@ -34,17 +34,17 @@ class Event:
 
 
 class Notifier:
-    """Posts events from a thread of its own, so that nobody waits for it."""
+    """Posts events in a background thread, so that no caller waits."""
 
     def __init__(self, settings: NotifyOptions, *, wait: float = 5.0) -> None:
-        """`wait`: seconds before the second try; each wait is twice the one before."""
+        """`wait`: seconds before the second try; it is doubled before each further try."""
         self._url = settings.webhook_url.get_secret_value() if settings.webhook_url else None
         self._wait = wait
         self._events: queue.Queue[Event] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
 
-    def tell(self, event: Event) -> None:
-        """Post the event soon; nothing where no address is set."""
+    def send(self, event: Event) -> None:
+        """Queue the event for posting. Do nothing if no address is set."""
         if self._url is None:
             return
         if self._thread is None:
@@ -53,7 +53,7 @@ class Notifier:
         try:
             self._events.put_nowait(event)
         except queue.Full:
-            log.warning("notify.webhook_url takes nothing: %s of %s is dropped", *_names(event))
+            log.warning("notify.webhook_url accepts no events; dropping %s of %s", *_names(event))
 
     def _post_all(self) -> None:
         while True:
@@ -61,16 +61,16 @@ class Notifier:
 
     def _post(self, event: Event) -> None:
         tries = Retrying(
-            retry=retry_if_exception_type(_TryAgain),
+            retry=retry_if_exception_type(_TemporaryFailure),
             stop=stop_after_attempt(_TRIES),
             wait=wait_exponential(self._wait),
         )
         try:
             tries(self._try, event)
-        except (_Refused, RetryError) as error:
+        except (_Rejected, RetryError) as error:
             cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
-            # Never the address: it is a secret.
-            log.warning("notify.webhook_url was not told %s of %s: %s", *_names(event), cause)
+            # Without the address, which is a secret.
+            log.warning("Cannot post %s of %s to notify.webhook_url: %s", *_names(event), cause)
 
     def _try(self, event: Event) -> None:
         try:
@@ -78,19 +78,19 @@ class Notifier:
                 str(self._url), json=asdict(event), timeout=_SECONDS, verify=trusted()
             )
         except httpx.RequestError as error:
-            raise _TryAgain(type(error).__name__) from error
+            raise _TemporaryFailure(type(error).__name__) from error
         if answer.status_code in RETRYABLE_STATUS or answer.is_server_error:
-            raise _TryAgain(f"HTTP {answer.status_code}")
+            raise _TemporaryFailure(f"HTTP {answer.status_code}")
         if not answer.is_success:
-            raise _Refused(f"HTTP {answer.status_code}")
+            raise _Rejected(f"HTTP {answer.status_code}")
 
 
-class _TryAgain(Exception):
-    """The receiver may take it later."""
+class _TemporaryFailure(Exception):
+    """The receiver may accept the event later."""
 
 
-class _Refused(Exception):
-    """The receiver does not take it."""
+class _Rejected(Exception):
+    """The receiver does not accept the event."""
 
 
 def _names(event: Event) -> tuple[str, str]:

@@ -1,6 +1,4 @@
-"""Looks how full the OCR server is, says who is the bottleneck, and raises the alarm when it
-starves. Used by maintenance, beside its rounds.
-"""
+"""Samples of the OCR server's gauges, their diagnosis, and the alarm if the server is starved."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rag_service.config.options import Settings
-from rag_service.diagnosis.bottleneck import Diagnosis, Feed, LoadSample, Verdict, diagnose
+from rag_service.diagnosis.bottleneck import ClientMode, Diagnosis, LoadSample, Verdict, diagnose
 from rag_service.jobs import fork_loads, live_workers, server_samples, server_state
 from rag_service.jobs.server_samples import DiagnosedSample, Starvation
 from rag_service.monitoring.alarm_webhook import Event, Notifier
@@ -21,18 +19,18 @@ from rag_service.states import ServerState, Stage
 
 log = logging.getLogger(__name__)
 
-# A verdict is of the means over so many samples.
+# A verdict is made from the means over this number of samples.
 _SAMPLES = 4
-# Two samples further apart than so many usual gaps, and a slow answer, leave a time unseen.
-_GAPS = 4
+# Two samples further apart than this number of intervals plus a slow answer leave a gap.
+_GAP_INTERVALS = 4
 _SLOW_SECONDS = 20.0
-# Jobs that ended in the last seconds speak for the endpoint.
+# Gauges of an endpoint come from the jobs that ended in these last seconds.
 _JOB_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What the server itself said."""
+class _Gauges:
+    """The server's own gauges."""
 
     running: float | None = None
     waiting: float | None = None
@@ -42,29 +40,29 @@ class _Look:
 
 
 class Sampler:
-    """One server's samples, every occupancy.sample_every."""
+    """Takes samples of one server, every occupancy.sample_every seconds."""
 
     def __init__(self, settings: Settings, notifier: Notifier | None = None) -> None:
         self._settings = settings
         self._notifier = notifier or Notifier(settings.notify)
-        self._looked_at = float("-inf")
-        # When tokens were last counted, and how many; the slots since the server last answered.
-        self._counted: tuple[float, float] | None = None
+        self._sampled_at = float("-inf")
+        # Time and value of the last token count; slots as the server last reported them.
+        self._last_tokens: tuple[float, float] | None = None
         self._slots: int | None = None
         self._asked_for_slots = False
 
-    def look(self) -> None:
-        """Take a sample if one is due, judge it with those before, raise or end the alarm."""
+    def sample_if_due(self) -> None:
+        """Take a sample if one is due, store it with its diagnosis, raise or end the alarm."""
         url, now = self._settings.page_server, time.monotonic()
         options = self._settings.occupancy
-        if url is None or now - self._looked_at < options.sample_every:
+        if url is None or now - self._sampled_at < options.sample_every:
             return
-        self._looked_at = now
+        self._sampled_at = now
         sample = self._sample(url)
-        diagnosis = self._judge(sample)
+        diagnosis = self._diagnose(sample)
         server_samples.add_sample(sample, diagnosis)
         if diagnosis.verdict is Verdict.STARVED:
-            self._note_starved(sample)
+            self._raise_alarm(sample)
         else:
             self._end_alarm(url, diagnosis)
         server_samples.remove_older(options.sample_retention)
@@ -72,96 +70,98 @@ class Sampler:
 
     def _sample(self, url: str) -> LoadSample:
         if self._settings.ocr.transport == "runpod":
-            look, in_flight, limit = self._of_jobs()
+            gauges, in_flight, limit = self._endpoint_gauges()
         else:
-            look = asyncio.run(self._of_server(url))
-            ours = fork_loads.total(url)
-            in_flight, limit = round(ours.in_flight, 1), ours.limit
-        demand = server_samples.page_queue()
+            gauges = asyncio.run(self._server_gauges(url))
+            load = fork_loads.total(url)
+            in_flight, limit = round(load.in_flight, 1), load.limit
+        queue = server_samples.page_queue()
         return LoadSample(
             url=url,
-            at=demand.at,
-            running=look.running,
-            waiting=look.waiting,
-            slots=look.slots,
-            cache_use=look.cache_use,
+            at=queue.at,
+            running=gauges.running,
+            waiting=gauges.waiting,
+            slots=gauges.slots,
+            cache_use=gauges.cache_use,
             in_flight=in_flight,
             limit=limit,
-            tokens_per_second=look.tokens_per_second,
-            pages_per_minute=demand.pages_per_minute,
-            pages_waiting=demand.pages_waiting,
+            tokens_per_second=gauges.tokens_per_second,
+            pages_per_minute=queue.pages_per_minute,
+            pages_waiting=queue.pages_waiting,
         )
 
-    async def _of_server(self, url: str) -> _Look:
+    async def _server_gauges(self, url: str) -> _Gauges:
         async with OcrClient(self._settings.ocr, connections=1) as client:
             gauges = await client.gauges()
             if gauges is None:
-                self._counted, self._asked_for_slots = None, False
-                return _Look(slots=self._settings.occupancy.slots)
+                self._last_tokens, self._asked_for_slots = None, False
+                return _Gauges(slots=self._settings.occupancy.slots)
             if not self._asked_for_slots:
                 self._slots = (await client.limits()).slots
                 self._asked_for_slots = True
         slots = self._slots or self._settings.occupancy.slots or _learned_slots(url)
         rate = self._rate(gauges.tokens)
-        return _Look(gauges.running, gauges.waiting, slots, gauges.cache_use, rate)
+        return _Gauges(gauges.running, gauges.waiting, slots, gauges.cache_use, rate)
 
     def _rate(self, tokens: float | None) -> float | None:
-        """Tokens a second since the last look; None where a server began to count anew."""
-        now, before = time.monotonic(), self._counted
-        self._counted = None if tokens is None else (now, tokens)
+        """Return tokens a second since the last sample, or None after a restart of the server."""
+        now, before = time.monotonic(), self._last_tokens
+        self._last_tokens = None if tokens is None else (now, tokens)
         if before is None or tokens is None or tokens < before[1]:
             return None
         return (tokens - before[1]) / (now - before[0])
 
-    def _of_jobs(self) -> tuple[_Look, float, None]:
+    def _endpoint_gauges(self) -> tuple[_Gauges, float, None]:
         runpod = self._settings.runpod
         jobs = server_samples.endpoint_gauges(
             runpod.api_base, str(runpod.endpoint_id), _JOB_SECONDS
         )
         slots = jobs.slots or self._settings.occupancy.slots
-        return _Look(jobs.running, jobs.waiting, slots), jobs.pages, None
+        return _Gauges(jobs.running, jobs.waiting, slots), jobs.pages, None
 
-    def _judge(self, sample: LoadSample) -> Diagnosis:
+    def _diagnose(self, sample: LoadSample) -> Diagnosis:
         record = server_state.get(sample.url)
         if record is not None and record.state is not ServerState.UP:
-            return Diagnosis(Verdict.UNKNOWN, f"It is out: {record.message}")
+            return Diagnosis(Verdict.UNKNOWN, f"The server is {record.state}: {record.message}")
         every = self._settings.occupancy.sample_every
         before = server_samples.samples(sample.url, _SAMPLES * every)[1 - _SAMPLES :]
-        feed = Feed(
+        mode = ClientMode(
             adaptive=self._settings.ocr.pages_in_flight == "auto",
             remote=self._settings.ocr.transport == "runpod",
             low_memory=_all_short_of_memory(),
         )
-        return diagnose([*(judged.sample for judged in before), sample], feed)
+        return diagnose([*(one.sample for one in before), sample], mode)
 
-    def _note_starved(self, sample: LoadSample) -> None:
-        """Raise the alarm once the server has starved for long without a break."""
+    def _raise_alarm(self, sample: LoadSample) -> None:
+        """Raise the alarm if the server was starved for occupancy.starved_after seconds."""
         options = self._settings.occupancy
-        gap = _GAPS * options.sample_every + _SLOW_SECONDS
-        stretch = _starved(server_samples.samples(sample.url, options.starved_after + gap), gap)
-        if not stretch:
+        gap = _GAP_INTERVALS * options.sample_every + _SLOW_SECONDS
+        starved = _starved_tail(
+            server_samples.samples(sample.url, options.starved_after + gap), gap
+        )
+        if not starved:
             return
-        since = stretch[0].sample.at
+        since = starved[0].sample.at
         if sample.at - since < timedelta(seconds=options.starved_after):
             return
-        why = stretch[-1].diagnosis.sentence
+        why = starved[-1].diagnosis.sentence
         if server_samples.raise_starved(sample.url, Starvation(since, why)):
-            log.warning("%s is starved since %s: %s", sample.url, f"{since:%H:%M:%S}", why)
-            self._tell("starved", sample.url, why, Starvation(since, why))
+            log.warning("%s has been starved since %s: %s", sample.url, f"{since:%H:%M:%S}", why)
+            self._notify("starved", sample.url, why, Starvation(since, why))
 
     def _end_alarm(self, url: str, diagnosis: Diagnosis) -> None:
         alarm = server_samples.end_starved(url)
         if alarm is not None:
             log.info("%s is no longer starved: %s", url, diagnosis.sentence)
-            self._tell("starved_over", url, diagnosis.sentence, alarm)
+            self._notify("starved_over", url, diagnosis.sentence, alarm)
 
-    def _tell(self, event: str, url: str, sentence: str, alarm: Starvation) -> None:
-        self._notifier.tell(Event(event, url, sentence, alarm.since.isoformat()))
+    def _notify(self, event: str, url: str, sentence: str, alarm: Starvation) -> None:
+        self._notifier.send(Event(event, url, sentence, alarm.since.isoformat()))
 
 
 def _all_short_of_memory() -> bool:
-    loads = live_workers.of_stage(Stage.OCR)
-    return bool(loads) and all(load.low_memory for load in loads)
+    workers = live_workers.of_stage(Stage.OCR)
+    return bool(workers) and all(worker.low_memory for worker in workers)
 
 
 def _learned_slots(url: str) -> int | None:
@@ -169,19 +169,19 @@ def _learned_slots(url: str) -> int | None:
     return round(most) if most else None
 
 
-def _starved(judged: Sequence[DiagnosedSample], gap: float) -> Sequence[DiagnosedSample]:
-    """The newest samples that say `starved` one after the other, with no time unseen."""
-    first = len(judged)
-    for index in range(len(judged) - 1, -1, -1):
-        if judged[index].diagnosis.verdict is not Verdict.STARVED:
+def _starved_tail(samples: Sequence[DiagnosedSample], gap: float) -> Sequence[DiagnosedSample]:
+    """Return the newest samples whose verdict is `starved` without a break or a gap in time."""
+    first = len(samples)
+    for index in range(len(samples) - 1, -1, -1):
+        if samples[index].diagnosis.verdict is not Verdict.STARVED:
             break
-        if _seconds_to_next(judged, index) > gap:
+        if _seconds_to_next(samples, index) > gap:
             break
         first = index
-    return judged[first:]
+    return samples[first:]
 
 
-def _seconds_to_next(judged: Sequence[DiagnosedSample], index: int) -> float:
-    if index + 1 == len(judged):
+def _seconds_to_next(samples: Sequence[DiagnosedSample], index: int) -> float:
+    if index + 1 == len(samples):
         return 0.0
-    return (judged[index + 1].sample.at - judged[index].sample.at).total_seconds()
+    return (samples[index + 1].sample.at - samples[index].sample.at).total_seconds()

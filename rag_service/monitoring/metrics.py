@@ -1,6 +1,6 @@
-"""Prometheus metrics: what the database says at scrape time, and this process's own counts.
+"""Prometheus metrics: the database's figures at scrape time, and this process's own counts.
 
-Used by the API. The figures of the database are the same whichever process is asked.
+The database's figures are the same in every process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rag_service.states import JobOutcome, JobState, PageState, RunState, Stage
 log = logging.getLogger(__name__)
 
 _NAME = "rag_service_"
-# Uploads of a gigabyte and answers in a millisecond share one histogram.
+# Seconds; uploads of a gigabyte and answers in a millisecond share one histogram.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
@@ -51,13 +51,13 @@ class Telemetry:
             self._registry.register(_LayoutCollector(settings))
         self._requests = Counter(
             _NAME + "http_requests",
-            "Requests answered.",
+            "HTTP requests answered.",
             ["method", "route", "status"],
             registry=self._registry,
         )
         self._seconds = Histogram(
             _NAME + "http_request_seconds",
-            "Seconds from a request's head to the end of its answer.",
+            "Seconds from the head of a request to the end of its answer.",
             ["method", "route"],
             buckets=_BUCKETS,
             registry=self._registry,
@@ -69,12 +69,12 @@ class Telemetry:
         self._seconds.labels(method, route).observe(seconds)
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus's text format; asks the database and the broker."""
+        """Return all metrics in Prometheus's text format; queries the database and the broker."""
         return generate_latest(self._registry)
 
 
 class _DatabaseCollector(Collector):
-    """Where the database is away only `database_up 0` remains, and the scrape succeeds."""
+    """Figures from the database. If it is unreachable, `database_up 0` alone: no scrape fails."""
 
     def __init__(self, settings: Settings) -> None:
         self._fresh = settings.occupancy.fresh
@@ -82,38 +82,40 @@ class _DatabaseCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            gauges = read_totals()
-            loads = [load for stage in Stage for load in live_workers.of_stage(stage)]
+            totals = read_totals()
+            workers = [worker for stage in Stage for worker in live_workers.of_stage(stage)]
             jobs = job_totals()
             servers = server_samples.latest(self._fresh, self._server)
             changes = limit_changes.last_changes()
         except (DatabaseError, ConfigurationError) as error:
-            log.warning("No figures from the database: %s", error)
-            yield _gauge("database_up", "1 where PostgreSQL answers.", 0)
+            log.warning("Metrics without the database's figures: %s", error)
+            yield _gauge("database_up", "1 if PostgreSQL answers, else 0.", 0)
             return
-        yield _gauge("database_up", "1 where PostgreSQL answers.", 1)
-        yield from _of_documents(gauges)
-        yield from _of_workers(loads)
-        yield from _of_jobs(jobs)
-        yield from _of_servers(servers)
+        yield _gauge("database_up", "1 if PostgreSQL answers, else 0.", 1)
+        yield from _document_metrics(totals)
+        yield from _worker_metrics(workers)
+        yield from _job_metrics(jobs)
+        yield from _server_metrics(servers)
         yield _limit_changes(changes)
 
 
 class _BrokerCollector(Collector):
-    """Where the broker is away only `broker_up 0` remains."""
+    """Figures from the broker. If it is unreachable, `broker_up 0` alone."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         lengths = {stage: wake_ups.queue_length(stage) for stage in Stage}
         known = {stage: length for stage, length in lengths.items() if length is not None}
         up = len(known) == len(lengths)
-        yield _gauge("broker_up", "1 where the broker answers.", int(up))
-        yield _family("doorbells", "Doorbells that nobody has taken yet.", "stage", known)
+        yield _gauge("broker_up", "1 if the broker answers, else 0.", int(up))
+        yield _family(
+            "wake_up_messages", "Wake-up messages that no worker has received yet.", "stage", known
+        )
 
 
 class _LayoutCollector(Collector):
-    """The layout server's own figures: it listens on a socket, where no scraper comes.
+    """The layout server's own metrics: it listens on a socket that no scraper can reach.
 
-    Nothing where this node has none; where it is away only `layout_up 0` remains.
+    None if this node has no layout server; if it is unreachable, `layout_up 0` alone.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -125,88 +127,88 @@ class _LayoutCollector(Collector):
         try:
             text = get(self._settings, "/metrics").raise_for_status().text
         except httpx.HTTPError as error:
-            log.warning("No figures from the layout server: %s", error)
+            log.warning("Metrics without the layout server's figures: %s", error)
             text = ""
-        yield _gauge("layout_up", "1 where the layout server answers.", int(bool(text)))
+        yield _gauge("layout_up", "1 if the layout server answers, else 0.", int(bool(text)))
         yield from text_string_to_metric_families(text)
 
 
-def _of_documents(gauges: DatabaseTotals) -> Iterator[GaugeMetricFamily]:
-    runs = _complete(RunState, gauges.runs)
-    documents = _complete(RunState, gauges.documents)
-    active = _complete(PageState, gauges.active_pages)
+def _document_metrics(totals: DatabaseTotals) -> Iterator[GaugeMetricFamily]:
+    runs = _complete(RunState, totals.runs)
+    documents = _complete(RunState, totals.documents)
+    active = _complete(PageState, totals.active_pages)
     yield _family("runs", "Runs by state.", "state", runs)
     yield _family("documents", "Documents by the state of their current run.", "status", documents)
-    yield _gauge("pages", "Pages of all current runs.", gauges.pages)
+    yield _gauge("pages", "Pages of all current runs.", totals.pages)
     yield _family("active_pages", "Pages of runs that have not ended.", "state", active)
     yield _family(
         "oldest_waiting_seconds",
-        "Age of the oldest run that waits for a stage.",
+        "Seconds since the oldest run that waits for a stage was added.",
         "stage",
-        gauges.oldest_waiting,
+        totals.oldest_waiting,
     )
 
 
-def _of_workers(loads: list[LiveWorker]) -> Iterator[GaugeMetricFamily]:
+def _worker_metrics(live: list[LiveWorker]) -> Iterator[GaugeMetricFamily]:
     workers = dict.fromkeys(Stage, 0)
     forks = dict.fromkeys(Stage, 0)
     busy = dict.fromkeys(Stage, 0)
-    for load in loads:
-        workers[load.stage] += 1
-        forks[load.stage] += load.forks
-        busy[load.stage] += load.busy
-    yield _family("workers", "Workers seen lately.", "stage", workers)
+    for worker in live:
+        workers[worker.stage] += 1
+        forks[worker.stage] += worker.forks
+        busy[worker.stage] += worker.busy
+    yield _family("workers", "Workers with a recent heartbeat.", "stage", workers)
     yield _family("forks", "Forks of live workers.", "stage", forks)
     yield _family("forks_busy", "Forks that hold a run.", "stage", busy)
 
 
-# A live job is where RunPod last said, or, where it said nothing yet, where our post is.
+# A live job has RunPod's last status, or the state of its post if RunPod has reported none.
 _LIVE = (
     *(status.value for status in JobStatus if not status.final),
     *(state.value for state in JobState if state is not JobState.ENDED),
 )
-# Words that RunPod may invent must not become time series.
+# Unknown statuses must not become time series.
 _OTHER = "other"
 
 
-def _of_jobs(jobs: JobTotals) -> Iterator[GaugeMetricFamily]:
+def _job_metrics(jobs: JobTotals) -> Iterator[GaugeMetricFamily]:
     live = dict.fromkeys((*_LIVE, _OTHER), 0)
     for word, count in jobs.live.items():
         live[word if word in live else _OTHER] += count
     ended = _complete(JobOutcome, jobs.ended)
-    yield _family("remote_jobs_live", "Jobs on RunPod by its last word of them.", "status", live)
-    yield _family("remote_jobs_ended", "Jobs that have ended by outcome.", "outcome", ended)
-    yield _gauge("remote_gpu_seconds", "Execution of all jobs, a lower bound.", jobs.gpu_seconds)
-    yield _gauge("remote_usd", "What it cost, a lower bound.", jobs.usd)
+    yield _family("remote_jobs_live", "Live jobs on RunPod by their last status.", "status", live)
+    yield _family("remote_jobs_ended", "Ended jobs by outcome.", "outcome", ended)
+    yield _gauge("remote_gpu_seconds", "GPU seconds of all jobs, a lower bound.", jobs.gpu_seconds)
+    yield _gauge("remote_usd", "Cost of all jobs in US dollars, a lower bound.", jobs.usd)
 
 
-# Of Sample's fields; a server that shows no such gauge has no such series.
+# Fields of LoadSample; a gauge that the server does not have makes no series.
 _SERVER_FIGURES = {
-    "running": "Requests that the OCR server works on.",
+    "running": "Requests that run in the OCR server.",
     "waiting": "Requests that wait in the OCR server.",
     "slots": "Requests that the OCR server can batch.",
     "cache_use": "Share of the OCR server's KV cache in use.",
-    "in_flight": "Requests that our forks have open at the OCR server.",
-    "tokens_per_second": "Tokens that the OCR server generates a second.",
+    "in_flight": "Requests that all forks have open on the OCR server.",
+    "tokens_per_second": "Tokens that the OCR server generates per second.",
     "pages_per_minute": "Pages read in the last minute.",
-    "pages_waiting": "Pages for the OCR server that were not sent yet.",
+    "pages_waiting": "Pages that wait to be sent to the OCR server.",
 }
 
 
-def _of_servers(servers: Sequence[DiagnosedSample]) -> Iterator[GaugeMetricFamily]:
+def _server_metrics(servers: Sequence[DiagnosedSample]) -> Iterator[GaugeMetricFamily]:
     for field, meaning in _SERVER_FIGURES.items():
-        seen = {judged.sample.url: getattr(judged.sample, field) for judged in servers}
-        known = {url: value for url, value in seen.items() if value is not None}
+        values = {one.sample.url: getattr(one.sample, field) for one in servers}
+        known = {url: value for url, value in values.items() if value is not None}
         yield _family(f"server_{field}", meaning, "server", known)
     verdicts = GaugeMetricFamily(
         _NAME + "server_verdict",
-        "1 at what keeps the OCR server from reading more pages.",
+        "1 for what limits the pages per minute of the OCR server, else 0.",
         labels=["server", "verdict"],
     )
-    for judged in servers:
+    for one in servers:
         for verdict in Verdict:
-            is_so = int(judged.diagnosis.verdict is verdict)
-            verdicts.add_metric([judged.sample.url, verdict], is_so)
+            value = int(one.diagnosis.verdict is verdict)
+            verdicts.add_metric([one.sample.url, verdict], value)
     yield verdicts
 
 
@@ -226,7 +228,7 @@ def _gauge(name: str, meaning: str, value: float) -> GaugeMetricFamily:
 
 
 def _complete(states: type[StrEnum], counts: Mapping[str, int]) -> dict[str, int]:
-    """A series that is absent at zero would look like a fault of the scrape."""
+    """Add a 0 for each missing state: an absent series would look like a failed scrape."""
     return {state.value: 0 for state in states} | dict(counts)
 
 

@@ -1,7 +1,7 @@
-"""What the service needs and whether it is there. Used by /health/ready and the CLI.
+"""Health of everything that the service needs.
 
-Without PostgreSQL or the document store nothing works. Everything else only makes documents
-wait, and each such thing says what waits for it.
+Without PostgreSQL or the document store nothing works. Any other fault only makes documents wait,
+and its message says which.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rag_service.states import ServerState, Stage
 
 
 class Fault(BaseModel):
-    """One thing that is not as it should be, and what that means."""
+    """A fault and its effect."""
 
     name: str
     message: str
@@ -38,7 +38,7 @@ class HealthStatus(StrEnum):
 
 
 class Health(BaseModel):
-    """`failed` stops everything, `degraded` makes documents wait."""
+    """The faults by effect: `failed` stops the service, `degraded` makes documents wait."""
 
     status: HealthStatus
     failed: list[Fault]
@@ -53,7 +53,7 @@ class Health(BaseModel):
 
 
 def database_faults() -> list[Fault]:
-    """PostgreSQL answers and has this version's tables."""
+    """Return a fault if PostgreSQL does not answer or lacks this version's tables."""
     try:
         ping()
         schema.require_migrated()
@@ -63,7 +63,7 @@ def database_faults() -> list[Fault]:
 
 
 def storage_faults(open_store: Callable[[], DocumentStore]) -> list[Fault]:
-    """The document store takes bytes."""
+    """Return a fault if the document store cannot be written to."""
     try:
         open_store().check()
     except RagServiceError as error:
@@ -72,19 +72,19 @@ def storage_faults(open_store: Callable[[], DocumentStore]) -> list[Fault]:
 
 
 def broker_faults(settings: Settings) -> list[Fault]:
-    """The broker answers."""
+    """Return a fault if the broker does not answer."""
     try:
         reason = wake_ups.ping(settings)
     except ConfigurationError as error:
         reason = error.message
     if reason is None:
         return []
-    message = f"The broker is away; documents are accepted and wait for it. {reason}"
+    message = f"Cannot reach the broker; documents are accepted and wait for it. {reason}"
     return [Fault(name="broker", message=message)]
 
 
 def shrinker_faults(settings: Settings) -> list[Fault]:
-    """Scans too large for a job are shrunk by Ghostscript, where jobs are sent at all."""
+    """Return a fault if Ghostscript, which shrinks scans for jobs, is needed and not installed."""
     if settings.ocr.transport != "runpod" or not settings.pdf.downsample_oversized:
         return []
     if shrink.Shrinker.GHOSTSCRIPT in shrink.shrinkers_available():
@@ -93,21 +93,22 @@ def shrinker_faults(settings: Settings) -> list[Fault]:
 
 
 def layout_faults(settings: Settings) -> list[Fault]:
-    """The layout server answers, where it is known here: by its URL, or by this node's socket.
+    """Return a fault if the layout server does not answer.
 
-    Workers of other nodes have their own, of which nothing is known here.
+    It is checked if its URL is set or its socket exists on this node. Layout servers of other
+    nodes cannot be checked here.
     """
     if not settings.uses_layout or not is_known(settings):
         return []
     state = readiness(settings)
     if state.ok:
         return []
-    message = f"Pages to be read block by block wait for it. {state.message}"
+    message = f"Pages that are read by regions wait for it. {state.message}"
     return [Fault(name="layout_server", message=message)]
 
 
-def fleet_faults(settings: Settings) -> list[Fault]:
-    """Workers and maintenance were seen lately and the OCR server answers; needs PostgreSQL."""
+def processing_faults(settings: Settings) -> list[Fault]:
+    """Return the faults of workers, maintenance and the OCR server; needs PostgreSQL."""
     return [
         *_worker_faults(),
         *_maintenance_faults(settings.maintenance.lease),
@@ -120,7 +121,7 @@ def _worker_faults() -> Iterator[Fault]:
         if not live_workers.of_stage(stage):
             yield Fault(
                 name=f"{stage}_worker",
-                message=f"No {stage} worker was seen for {live_workers.ALIVE_SECONDS:g} s; its "
+                message=f"No heartbeat of a {stage} worker for {live_workers.ALIVE_SECONDS:g} s; "
                 f"documents wait. Start one: rag-service worker {stage}",
             )
 
@@ -132,7 +133,7 @@ def _maintenance_faults(lease_seconds: float) -> Iterator[Fault]:
         return
     yield Fault(
         name="maintenance",
-        message="Maintenance was not seen lately; lost work is not taken up again. "
+        message="No heartbeat of maintenance; work that a worker lost is not resumed. "
         "Start it: rag-service worker maintenance",
     )
 
@@ -144,14 +145,14 @@ def _server_faults(settings: Settings) -> Iterator[Fault]:
     record = server_state.get(settings.page_server)
     if record is None:
         return
-    out = record.state is not ServerState.UP
-    if out:
-        # On trial too: until a page is answered all documents but one wait.
+    is_out = record.state is not ServerState.UP
+    if is_out:
+        # Also during a trial: until a page is answered, all documents but one wait.
         yield Fault(name=server_state.FAULT, message=f"{record.state}: {record.message}")
     for name, message in record.alarms.items():
-        if not (out and name == server_state.FAULT):
+        if not (is_out and name == server_state.FAULT):
             yield Fault(name=name, message=message)
     starved = server_samples.starvation(record.url)
-    if starved is not None and not out:
+    if starved is not None and not is_out:
         since = starved.since.astimezone(UTC)
         yield Fault(name="starved", message=f"Since {since:%Y-%m-%d %H:%M} UTC: {starved.why}")

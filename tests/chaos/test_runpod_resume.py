@@ -392,7 +392,7 @@ def parked(remote: Remote, document_id: str) -> None:
 
 
 def faults(remote: Remote) -> dict[str, str]:
-    return {fault.name: fault.message for fault in readiness.fleet_faults(get_settings())}
+    return {fault.name: fault.message for fault in readiness.processing_faults(get_settings())}
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 429])

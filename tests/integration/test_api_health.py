@@ -1,4 +1,4 @@
-"""What monitors see: alive, ready, degraded, metrics; and outages as callers see them."""
+"""Health, metrics and the API reference; and outages as callers see them."""
 
 import shutil
 import socket
@@ -14,7 +14,7 @@ from rag_service.states import LayoutMode, Stage
 from tests.posts import held_run, live_job, open_job, read_page, settle
 from tests.simulation import ready_run
 
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 SERVER = "http://ocr.example:30000"
 
 
@@ -35,25 +35,25 @@ def execute(statement: str) -> None:
 
 @pytest.fixture
 def busy_fleet(settings):
-    """Workers and maintenance as they report themselves."""
+    """Workers and maintenance with fresh heartbeats."""
     live_workers.heartbeat("p", Stage.PREPARE, 2)
     live_workers.heartbeat("o", Stage.OCR, 8)
     live_workers.claim_maintenance("m", 30)
 
 
-def test_all_is_well(start_api, busy_fleet):
+def test_ready_without_faults(start_api, busy_fleet):
     api = start_api(ocr={"base_url": SERVER})
     server_state.mark_answered(SERVER)
     assert ready(api) == (200, {"status": "ready", "failed": [], "degraded": []})
 
 
-def test_each_missing_helper_is_named(api):
+def test_each_missing_process_is_named(api):
     status, body = ready(api)
     assert (status, body["status"], body["failed"]) == (200, "degraded", [])
     assert names(body["degraded"]) == ["prepare_worker", "ocr_worker", "maintenance", "ocr_server"]
 
 
-def test_an_alarm_is_named_beside_the_state_and_an_outage_once(start_api, busy_fleet):
+def test_alarms_are_named_beside_the_state_and_an_outage_once(start_api, busy_fleet):
     api = start_api(ocr={"base_url": SERVER})
     server_state.mark_answered(SERVER)
     server_state.set_alarms(SERVER, {"ocr_server": "down: no answer", "no_gpu_workers": "none"})
@@ -64,7 +64,7 @@ def test_an_alarm_is_named_beside_the_state_and_an_outage_once(start_api, busy_f
     assert degraded[0]["message"] == "down: refused"
 
 
-def test_a_server_on_trial_is_not_called_well(start_api, busy_fleet):
+def test_a_server_on_trial_is_a_fault(start_api, busy_fleet):
     """Until its first answer all documents but one wait for it."""
     api = start_api(ocr={"base_url": SERVER})
     ready_run()
@@ -89,7 +89,7 @@ def test_an_ocr_server_in_outage_is_named_with_its_reason(start_api, busy_fleet,
     ("transport", "shrinking", "missing"),
     [("runpod", True, True), ("runpod", False, False), ("direct", True, False)],
 )
-def test_a_missing_shrinker_is_named_where_jobs_need_it(
+def test_a_missing_shrinker_is_named_if_jobs_need_it(
     start_api, busy_fleet, monkeypatch, transport, shrinking, missing
 ):
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -102,9 +102,9 @@ def test_a_missing_shrinker_is_named_where_jobs_need_it(
     assert (status, "ghostscript" in names(body["degraded"])) == (200, missing)
 
 
-def test_without_a_broker_documents_are_accepted_all_the_same(environment, start_api, make_pdf):
-    environment(REDIS_URL=f"redis://{NOBODY}/0")
-    api = start_api(redis={"url": SecretStr(f"redis://{NOBODY}/0")})
+def test_documents_are_accepted_without_a_broker(environment, start_api, make_pdf):
+    environment(REDIS_URL=f"redis://{UNREACHABLE}/0")
+    api = start_api(redis={"url": SecretStr(f"redis://{UNREACHABLE}/0")})
     document_id = api.add(make_pdf("a"))
     assert api.get(document_id)["status"] == "queued"
     status, body = ready(api)
@@ -113,13 +113,13 @@ def test_without_a_broker_documents_are_accepted_all_the_same(environment, start
     assert "rag_service_broker_up 0.0" in api.client.get("/metrics").text
 
 
-def test_without_a_database_callers_are_told_to_come_again(environment, start_api, make_pdf):
-    environment(DATABASE_URL=f"postgresql://x@{NOBODY}/x?connect_timeout=1")
+def test_without_a_database_answers_are_503_with_retry_after(environment, start_api, make_pdf):
+    environment(DATABASE_URL=f"postgresql://x@{UNREACHABLE}/x?connect_timeout=1")
     api = start_api()
     for answer in (api.upload(make_pdf("a")), api.client.get("/documents")):
         assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
         assert int(answer.headers["retry-after"]) > 0
-        assert NOBODY not in answer.text
+        assert UNREACHABLE not in answer.text
     status, body = ready(api)
     assert (status, body["status"], names(body["failed"])) == (503, "unavailable", ["database"])
     assert api.client.get("/health/live").is_success
@@ -159,7 +159,7 @@ def test_without_its_store_the_service_is_not_ready(api, make_pdf):
     assert len(api.client.get("/documents").json()["documents"]) == 1
 
 
-def test_an_error_that_nobody_foresaw_is_answered_without_its_details(api, monkeypatch):
+def test_an_unexpected_error_is_answered_without_its_details(api, monkeypatch):
     def fail(_: str) -> bool:
         raise RuntimeError("details for the log")
 
@@ -182,7 +182,7 @@ class TestMetrics:
             'rag_service_documents{status="queued"} 1.0',
             'rag_service_runs{state="queued"} 1.0',
             "rag_service_pages 2.0",
-            'rag_service_doorbells{stage="prepare"} 2.0',
+            'rag_service_wake_up_messages{stage="prepare"} 2.0',
             'rag_service_workers{stage="ocr"} 1.0',
             'rag_service_forks{stage="ocr"} 8.0',
             'rag_service_forks_busy{stage="ocr"} 0.0',
@@ -271,7 +271,7 @@ class TestReference:
         }
 
 
-def test_a_layout_server_that_ran_here_and_is_away_is_named(start_api, busy_fleet):
+def test_an_unreachable_layout_server_of_this_node_is_named(start_api, busy_fleet):
     api = start_api(ocr={"base_url": SERVER, "layout": LayoutMode.AUTO})
     server_state.mark_answered(SERVER)
     assert ready(api)[1]["degraded"] == []
@@ -283,8 +283,8 @@ def test_a_layout_server_that_ran_here_and_is_away_is_named(start_api, busy_flee
     assert "rag_service_layout_up 0.0" in api.client.get("/metrics").text
 
 
-def test_a_layout_server_elsewhere_is_asked_by_its_url(start_api, busy_fleet):
-    url = {"url": f"http://{NOBODY}"}
+def test_a_layout_server_of_another_node_is_checked_by_its_url(start_api, busy_fleet):
+    url = {"url": f"http://{UNREACHABLE}"}
     api = start_api(ocr={"base_url": SERVER, "layout": LayoutMode.REGIONS}, layout=url)
     server_state.mark_answered(SERVER)
     assert names(ready(api)[1]["degraded"]) == ["layout_server"]

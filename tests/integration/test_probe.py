@@ -93,7 +93,7 @@ def test_slots_that_nobody_states_are_seen_where_requests_wait() -> None:
     with simulated(SMALL, GaugeNames.VLLM, 80) as (url, _):
         done = probe(url, *QUICK, "--seconds", "0.8", "--most", "8")
     assert done.returncode == 0, done.stderr
-    assert "The server batches; 4 slots, where requests waited." in done.stdout
+    assert "The server batches; 4 slots, beyond which requests waited." in done.stdout
     assert done.stdout.startswith("in flight\tpages/s")
     assert "GLMOCR_PIPELINE_MAX_WORKERS=" in done.stdout
 

@@ -58,7 +58,7 @@ class Endpoint:
 
 def faults() -> list[str]:
     """What /health/ready says of the server that reads pages."""
-    found: list[Fault] = readiness.fleet_faults(get_settings())
+    found: list[Fault] = readiness.processing_faults(get_settings())
     return [fault.message for fault in found if fault.name == "ocr_server"]
 
 

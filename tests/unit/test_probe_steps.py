@@ -195,8 +195,8 @@ def test_a_serialising_server_is_not_told_to_batch_where_it_cannot() -> None:
     steps, ending = climb(lambda _: 0.1, full_at=1)
     verdict, sentence = verdict_of(steps, ending)
     assert verdict is Verdict.SERIALISING
-    assert "need a server that batches" in sentence
-    assert "If it is one of these, let it run more at once" in sentence
+    assert "use a server that batches" in sentence
+    assert "let the server batch (vLLM: --max-num-seqs" in sentence
 
 
 @given(
@@ -217,7 +217,7 @@ def test_a_probe_that_lacked_cpu_accuses_no_server(
     ]
     verdict, sentence = verdict_of(steps, ending)
     assert (verdict, "more CPU" in sentence) == (Verdict.UNKNOWN, True)
-    assert ("in flight are true" in sentence) == (at > 0)
+    assert ("in flight are valid" in sentence) == (at > 0)
     assert at == 0 or f"up to {2 ** (at - 1)} in flight" in sentence
 
 
@@ -259,8 +259,8 @@ def test_it_says_that_a_fork_is_kept_and_that_auto_needs_none_of_this() -> None:
     assert findings is not None
     said = "\n".join(advise(steps, findings, 8).lines(findings))
     assert "OCR_WORKER_CONCURRENCY=5 GLMOCR_PIPELINE_MAX_WORKERS=4" in said
-    assert "one is kept for interactive documents" in said
-    assert "auto, the default, finds the number by itself" in said
+    assert "is reserved for interactive documents" in said
+    assert "auto, the default, finds the number automatically" in said
 
 
 @pytest.mark.parametrize("empty", [0, 1, 6])

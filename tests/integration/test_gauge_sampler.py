@@ -1,4 +1,4 @@
-"""What maintenance sees of an OCR server's load, the alarm when it starves, and who is told."""
+"""Samples of an OCR server, the alarm if it is starved, and the alarm's webhook."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RATES = replace(SERVERS["report"], slots=4)
 
 
 class Simulated:
-    """A simulated server on an event loop of its own."""
+    """A simulated server with its own event loop."""
 
     def __init__(self, gauges: GaugeNames) -> None:
         self._loop = asyncio.new_event_loop()
@@ -45,7 +45,7 @@ class Simulated:
         self.url = f"http://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
 
     def take(self, requests: int) -> None:
-        """Other clients send so many."""
+        """Let other clients send that number of requests."""
 
         async def arrive() -> None:
             for _ in range(requests):
@@ -81,7 +81,7 @@ def simulated():
 
 @pytest.fixture
 def receiver():
-    """Takes webhooks: answers 503 to the first post, 200 to all others; `posts` has what came."""
+    """A webhook receiver: answers 503 to the first post, then 200; `posts` has the bodies."""
     posts: Queue[dict] = Queue()
     statuses = iter([503])
 
@@ -92,7 +92,7 @@ def receiver():
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing to the tests' output."""
+            """Write nothing to the tests' output."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -106,13 +106,13 @@ def receiver():
 
 @pytest.fixture
 def sampler(settings):
-    """A sampler of the server at this URL, that looks whenever it is asked to."""
+    """A sampler of the server at a URL, for which a sample is always due."""
 
     def make(url: str, **sections) -> Sampler:
         ocr = {"base_url": url, **sections.pop("ocr", {})}
         options = {"sample_every": 1e-9, "starved_after": 100.0}
         changed = changed_settings(settings, ocr=ocr, occupancy=options, **sections)
-        # Samples of the last minute count, however often a test looks.
+        # Diagnose the last minute, however often a test takes samples.
         kept = changed.occupancy.model_copy(update={"sample_every": 15.0})
         made = Sampler(changed, Notifier(changed.notify, wait=0.01))
         made._settings = changed.model_copy(update={"occupancy": kept})
@@ -121,26 +121,26 @@ def sampler(settings):
     return make
 
 
-def look(sampler: Sampler):
-    """Take one more sample; it comes back with its verdict."""
-    sampler._looked_at = float("-inf")
-    sampler.look()
+def take_sample(sampler: Sampler):
+    """Take a sample and return it with its diagnosis."""
+    sampler._sampled_at = float("-inf")
+    sampler.sample_if_due()
     [newest] = server_samples.latest(60)
     return newest
 
 
 def age(seconds: float) -> None:
-    """Let all samples be older."""
+    """Make all samples older."""
     sim.execute("UPDATE server_samples SET at = at - make_interval(secs => :s)", s=seconds)
 
 
 def starve(sampler: Sampler) -> None:
-    """Pages wait and nobody sends them, for longer than the alarm waits."""
+    """Let pages wait that no fork sends, for longer than occupancy.starved_after."""
     sim.ready_run(*[PageState.PENDING] * 9)
     for _ in range(9):
-        look(sampler)
+        take_sample(sampler)
         age(15)
-    assert look(sampler).diagnosis.verdict is Verdict.STARVED
+    assert take_sample(sampler).diagnosis.verdict is Verdict.STARVED
 
 
 @pytest.mark.parametrize("gauges", [GaugeNames.VLLM, GaugeNames.SGLANG])
@@ -149,33 +149,33 @@ def test_a_servers_gauges_are_stored_with_what_forks_have_open(simulated, sample
     server.take(6)
     fork_loads.report("a-fork", server.url, 6, 6.5)
     sim.ready_run(PageState.PENDING)
-    seen = look(sampler(server.url)).sample
+    seen = take_sample(sampler(server.url)).sample
     assert (seen.running + seen.waiting, seen.in_flight, seen.limit) == (6, 6, 6.5)
     assert seen.pages_waiting == 2
     assert (seen.slots == 4) is (gauges is GaugeNames.SGLANG)
 
 
-def test_slots_that_a_server_does_not_tell_are_learned(simulated, sampler):
-    server, watch = simulated(), None
+def test_unreported_slots_are_the_most_that_ran_while_others_waited(simulated, sampler):
+    server = simulated()
     server.take(9)
     watch = sampler(server.url)
-    running = look(watch).sample.running
-    assert running == look(watch).sample.slots == 4
+    running = take_sample(watch).sample.running
+    assert running == take_sample(watch).sample.slots == 4
 
 
-def test_slots_that_are_set_count_for_a_server_that_tells_none(simulated, sampler):
+def test_slots_from_the_settings_apply_if_the_server_reports_none(simulated, sampler):
     server = simulated()
     watch = sampler(server.url)
     known = watch._settings.occupancy.model_copy(update={"slots": 48})
     watch._settings = watch._settings.model_copy(update={"occupancy": known})
-    assert look(watch).sample.slots == 48
+    assert take_sample(watch).sample.slots == 48
 
 
-def test_a_server_without_gauges_is_sampled_all_the_same(simulated, sampler):
+def test_a_server_without_gauges_is_sampled_too(simulated, sampler):
     server = simulated(GaugeNames.NONE)
     fork_loads.report("a-fork", server.url, 3, 20.0)
     sim.ready_run(PageState.PENDING)
-    seen = look(sampler(server.url))
+    seen = take_sample(sampler(server.url))
     assert (seen.sample.running, seen.sample.slots, seen.sample.in_flight) == (None, None, 3)
     assert seen.diagnosis.verdict is Verdict.STARVED
 
@@ -191,16 +191,16 @@ def test_maintenance_takes_samples_beside_its_rounds(simulated, settings):
     assert [judged.sample.url for judged in server_samples.latest(60)] == [server.url]
 
 
-def test_a_server_that_is_out_is_not_called_starved(simulated, sampler):
+def test_a_server_that_is_out_is_not_starved(simulated, sampler):
     server = simulated()
     sim.ready_run(PageState.PENDING)
     server_state.mark_out(server.url, "refused", misconfigured=False)
-    seen = look(sampler(server.url)).diagnosis
+    seen = take_sample(sampler(server.url)).diagnosis
     assert seen.verdict is Verdict.UNKNOWN
     assert "refused" in seen.sentence
 
 
-def test_jobs_bring_the_gauges_of_an_endpoint(settings, sampler):
+def test_gauges_of_an_endpoint_come_from_its_jobs(settings, sampler):
     run = held_run()
     job = live_job(run)
     watch = sampler(
@@ -213,12 +213,12 @@ def test_jobs_bring_the_gauges_of_an_endpoint(settings, sampler):
         """'{"running_mean": 20.5, "waiting_mean": 0.5, "slots": 64}' WHERE id = :id""",
         id=job.id, outcome=JobOutcome.COMPLETED,
     )  # fmt: skip
-    seen = look(watch).sample
+    seen = take_sample(watch).sample
     assert seen.url == "https://rp.test/v2/e1"
     assert (seen.running, seen.waiting, seen.slots) == (20.5, 0.5, 64)
 
 
-def test_a_starved_server_is_warned_of_once_shown_and_cleared(
+def test_a_starved_server_raises_one_alarm_that_is_shown_and_cleared(
     simulated, sampler, receiver, caplog, start_api
 ):
     caplog.set_level(logging.INFO)
@@ -226,9 +226,9 @@ def test_a_starved_server_is_warned_of_once_shown_and_cleared(
     address = f"http://127.0.0.1:{receiver.server_port}/hook"
     watch = sampler(server.url, notify={"webhook_url": SecretStr(address)})
     starve(watch)
-    look(watch)
+    take_sample(watch)
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len([w for w in warnings if "is starved since" in w]) == 1
+    assert len([w for w in warnings if "has been starved since" in w]) == 1
     api = start_api(ocr={"base_url": server.url})
     degraded = {f["name"]: f["message"] for f in api.client.get("/health/ready").json()["degraded"]}
     assert "no fork sends any" in degraded["starved"]
@@ -239,7 +239,7 @@ def test_a_starved_server_is_warned_of_once_shown_and_cleared(
     assert server_samples.starvation(server.url).since == since
 
     sim.execute("UPDATE runs SET state = 'cancelled', finished_at = now()")
-    look(watch)
+    take_sample(watch)
     over = receiver.posts.get(timeout=10)
     assert (over["event"], over["since"]) == ("starved_over", first["since"])
     assert server_samples.starvation(server.url) is None
@@ -247,63 +247,64 @@ def test_a_starved_server_is_warned_of_once_shown_and_cleared(
     assert "starved" not in [fault["name"] for fault in degraded]
 
 
-def test_slots_that_are_set_hold_for_a_server_without_gauges_too(simulated, sampler):
+def test_slots_from_the_settings_apply_to_a_server_without_gauges(simulated, sampler):
     watch = sampler(simulated(GaugeNames.NONE).url)
     options = watch._settings.occupancy.model_copy(update={"slots": 64})
     watch._settings = watch._settings.model_copy(update={"occupancy": options})
-    assert look(watch).sample.slots == 64
+    assert take_sample(watch).sample.slots == 64
 
 
-def test_time_that_nobody_looked_does_not_count_as_starved(simulated, sampler):
+def test_time_without_samples_does_not_count_as_starved(simulated, sampler):
     server = simulated()
     watch = sampler(server.url)
     sim.ready_run(PageState.PENDING)
-    look(watch)
+    take_sample(watch)
     age(150)
-    look(watch)
+    take_sample(watch)
     assert server_samples.starvation(server.url) is None
 
 
-def test_a_webhook_that_is_away_holds_nothing_up(simulated, sampler):
+def test_an_unreachable_webhook_does_not_delay_the_alarm(simulated, sampler):
     server = simulated()
     watch = sampler(server.url, notify={"webhook_url": SecretStr("http://127.0.0.1:1/")})
     starve(watch)
-    assert server_samples.starvation(server.url).since < server_samples.page_queue().at - timedelta(
-        seconds=100
-    )
+    now = server_samples.page_queue().at
+    assert server_samples.starvation(server.url).since < now - timedelta(seconds=100)
 
 
-def test_metrics_servers_and_status_say_it_in_figures_and_words(simulated, sampler, start_api):
+def test_metrics_servers_and_status_show_the_sample_and_its_diagnosis(
+    simulated, sampler, start_api
+):
     server = simulated(GaugeNames.SGLANG)
     server.take(3)
     watch = sampler(server.url)
     fork_loads.report("a-fork", server.url, 3, 3.0)
-    look(watch)
+    take_sample(watch)
     api = start_api(ocr={"base_url": server.url})
     text = api.client.get("/metrics").text
     label = f'{{server="{server.url}"}}'
     assert f"rag_service_server_slots{label} 4.0" in text
     assert f"rag_service_server_in_flight{label} 3.0" in text
     assert f'rag_service_server_verdict{{server="{server.url}",verdict="starved"}} 0.0' in text
-    [told] = api.client.get("/servers").json()["servers"]
-    assert (told["url"], told["latest"]["slots"], told["samples"]) == (server.url, 4, [])
-    look(watch)
-    [told] = api.client.get("/servers", params={"seconds": 60}).json()["servers"]
-    assert len(told["samples"]) == 2
+    [shown] = api.client.get("/servers").json()["servers"]
+    assert (shown["url"], shown["latest"]["slots"], shown["samples"]) == (server.url, 4, [])
+    take_sample(watch)
+    [shown] = api.client.get("/servers", params={"seconds": 60}).json()["servers"]
+    assert len(shown["samples"]) == 2
     done = subprocess.run(
         [sys.executable, "-m", "rag_service.cli.main", "status"],
         env=os.environ | {"RAG_SERVICE_URL": api.url},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert server.url in done.stdout
-    assert told["latest"]["sentence"] in done.stdout
+    assert shown["latest"]["sentence"] in done.stdout
 
 
 def test_metrics_servers_and_status_give_the_reason_for_the_number_in_flight(
     simulated, sampler, start_api
 ):
     server = simulated(GaugeNames.SGLANG)
-    look(sampler(server.url))
+    take_sample(sampler(server.url))
     changes = ChangeLog()
     changes.add(10.0, 12.0, ChangeReason.MORE_GAINED)
     limit_changes.add("a-fork", server.url, changes.take())
@@ -324,7 +325,7 @@ def test_metrics_servers_and_status_give_the_reason_for_the_number_in_flight(
     assert "10.0 -> 12.0, more_gained (a-fork," in done.stdout
 
 
-def test_pages_that_the_memory_guard_holds_back_say_so(simulated, sampler, api, make_pdf):
+def test_waiting_for_the_memory_guard_is_shown(simulated, sampler, api, make_pdf):
     server = simulated()
     document_id = api.add(make_pdf("a"))
     live_workers.heartbeat("o", Stage.OCR, 8, low_memory=True)
@@ -332,6 +333,6 @@ def test_pages_that_the_memory_guard_holds_back_say_so(simulated, sampler, api, 
     sim.plan(run, PageState.PENDING)
     sim.runs.hand_to_ocr(run)
     assert api.get(document_id)["waiting_for"] == "memory_guard"
-    assert "memory guard" in look(sampler(server.url)).diagnosis.sentence
+    assert "memory guard" in take_sample(sampler(server.url)).diagnosis.sentence
     live_workers.heartbeat("o", Stage.OCR, 8)
     assert api.get(document_id)["waiting_for"] == "queue"
