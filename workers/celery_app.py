@@ -1,7 +1,7 @@
 """The Celery application of the workers: queues, routes, limits.
 
-Started by `rag-service worker …` or bare `celery -A workers.celery_app worker`.
-Nothing heavy is imported here: forks are made from this process.
+Start it with `rag-service worker …` or `celery -A workers.celery_app worker`.
+No heavy imports here: forks are made from this process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ app = make_app(settings)
 app.conf.update(
     imports=("workers.prepare_worker", "workers.ocr_worker", "workers.main_process"),
     task_routes={TASK_NAMES[stage]: {"queue": stage.value} for stage in Stage},
-    # Explicit, so that a bare `celery worker` never takes the host's core count.
+    # Explicit: `celery worker` would use the number of CPU cores.
     worker_concurrency=settings.ocr.worker_concurrency,
     worker_pool="workers.celery_pool:TaskPool",
     worker_prefetch_multiplier=1,
     task_acks_late=True,
-    # A lost child's run is released by the main process; its message must not come again.
+    # The main process releases the run of a lost child; its message must not be redelivered.
     task_reject_on_worker_lost=False,
-    # The epoch fences whatever a lost child may still have sent: no need to wait 10 s for it.
+    # The epoch fences what a lost child may still have sent: no need to wait 10 s for it.
     worker_lost_wait=0.1,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_send_task_events=True,

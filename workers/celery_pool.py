@@ -1,4 +1,4 @@
-"""Celery's pool of forks, which notices a lost fork at once. Named by workers/celery_app.py."""
+"""Celery's pool of forks, changed so that a lost fork is noticed at once."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from typing import Any
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.prefork import TaskPool as Prefork
 
-# Between closing its files and being gone a process does nothing but end.
-_ENDING_SECONDS = 5.0
+# A process that has closed its files only has to exit.
+_EXIT_SECONDS = 5.0
 
 
 class ForkPool(AsynPool):  # type: ignore[misc]
-    """A pool that mends itself when a fork ends.
+    """A pool that replaces a fork as soon as it ends.
 
     A fork's sentinel closes a moment before the fork can be waited for. Celery 5.6 looks in that
-    moment, sees a live process, stops to watch it, and finds the loss only seconds later; if the
-    broker's connection is made anew meanwhile, the whole worker ends ("file descriptor is None").
+    moment, sees a live process, stops watching it, and finds the loss seconds later. If the
+    connection to the broker is renewed meanwhile, the whole worker ends ("file descriptor is
+    None").
     """
 
     def _event_process_exit(self, hub: Any, proc: Any) -> None:
-        proc.join(_ENDING_SECONDS)
+        proc.join(_EXIT_SECONDS)
         super()._event_process_exit(hub, proc)
 
 
 class TaskPool(Prefork):  # type: ignore[misc]
-    """What Celery's setting `worker_pool` takes."""
+    """The class that Celery's setting `worker_pool` names."""
 
     Pool = ForkPool

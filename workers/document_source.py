@@ -1,4 +1,4 @@
-"""The document a fork has open: its bytes from the store, its pages through the render child."""
+"""Opens a run's document: its bytes from the document store, its pages from the render child."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _store(_pid: int) -> DocumentStore:
 
 @cache
 def _pdf_session() -> PdfSession:
-    """The fork's one render child, kept from document to document on the fork's one loop."""
+    """Return the fork's one render child, kept from document to document on its event loop."""
     settings = get_settings()
     return PdfSession(settings.pdf, settings.limits.max_pages)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDocument:
-    """A document that the fork's render child has open, and its bytes on the disk."""
+    """A document that the render child has open, and the path of its bytes."""
 
     pdf: PdfSession
     preflight: Preflight
@@ -46,20 +46,20 @@ class OpenDocument:
 
 @asynccontextmanager
 async def opened(run: ClaimedRun) -> AsyncIterator[OpenDocument]:
-    """The run's document, open in the render child.
+    """Open the run's document in the render child.
 
-    Raises SourceMissing, StorageUnavailable after some tries, and what PdfWorker.open raises.
+    Raises SourceMissing, StorageUnavailable after four tries, and what PdfSession.open raises.
     """
     with ExitStack() as stack:
-        yield await _open_patiently(run, stack)
+        yield await _open_with_retries(run, stack)
 
 
-async def _open_patiently(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
+async def _open_with_retries(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
     for wait in _WAITS_FOR_STORE:
         try:
             return await _open(run, stack)
         except StorageUnavailable as error:
-            log.warning("The document store is away, trying again in %.0f s: %s", wait, error)
+            log.warning("Cannot reach the document store, trying again in %.0f s: %s", wait, error)
         await asyncio.sleep(wait)
     return await _open(run, stack)
 
@@ -71,7 +71,7 @@ async def _open(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
     except CorruptPdf as error:
         if path.exists():
             raise
-        raise StorageUnavailable("The file went away while it was opened.") from error
+        raise StorageUnavailable("The file was removed while it was opened.") from error
     return OpenDocument(_pdf_session(), preflight, path)
 
 

@@ -1,7 +1,7 @@
-"""The maintenance loop: expired leases, doorbells, outages, removals. One holder at a time.
+"""The maintenance loop: expired leases, wake-up messages, outages, removals. One process runs it.
 
-A plain process, not a Celery task: it repairs deaf workers and lost brokers, so it must not
-ride on them. Started by `rag-service worker maintenance`.
+A plain process, not a Celery task: it repairs idle workers and lost messages, so it must not
+depend on Celery or the broker. Start it with `rag-service worker maintenance`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rag_service.monitoring.gauge_sampler import Sampler
 from rag_service.ocr.ocr_client import OcrClient, Probe
 from rag_service.runtime.log_format import configure_logging
 from rag_service.states import ServerState, Stage
-from workers.identity import ocr_server
 from workers.remote.endpoint_watch import EndpointWatch, probe_endpoint
 from workers.remote.polling import AT_ONCE, poll_due
+from workers.worker_state import ocr_server
 
 log = logging.getLogger(__name__)
 
@@ -45,61 +45,61 @@ def main(settings: Settings) -> None:
 
 
 class MaintenanceLoop:
-    """Rounds while the lease is held; a round never waits for the network beyond PostgreSQL."""
+    """Does rounds while it holds the lease. A round waits for no network except PostgreSQL."""
 
     def __init__(self, settings: Settings, stop: threading.Event) -> None:
         self._settings = settings
         self._stop = stop
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._store = DocumentStore(settings)
-        self._beside = ThreadPoolExecutor(max_workers=5, thread_name_prefix="beside")
+        self._threads = ThreadPoolExecutor(max_workers=5, thread_name_prefix="maintenance")
         self._running: dict[str, Future[None]] = {}
         self._probed_at = float("-inf")
         self._watch = EndpointWatch(settings)
         self._sampler = Sampler(settings)
-        # PostgreSQL was away until this moment: nobody could renew a lease before.
+        # PostgreSQL was unreachable before this moment, so no worker could renew a lease.
         self._reachable_since = float("-inf")
-        self._tenure: MaintenanceClaim | None = None
+        self._claim: MaintenanceClaim | None = None
 
     def run(self) -> None:
-        """Rounds until the stop event is set."""
+        """Do rounds until the stop event is set."""
         while not self._stop.is_set():
             try:
                 self._round_if_holder()
             except DatabaseError as error:
-                log.warning("PostgreSQL does not do its part: %s", error_summary(error))
+                log.warning("PostgreSQL error: %s", error_summary(error))
                 self._reachable_since = float("inf")
             self._stop.wait(self._settings.maintenance.interval)
         self._leave()
 
     def _round_if_holder(self) -> None:
-        tenure = live_workers.claim_maintenance(self._holder, self._settings.maintenance.lease)
+        claim = live_workers.claim_maintenance(self._holder, self._settings.maintenance.lease)
         if self._reachable_since == float("inf"):
             self._reachable_since = time.monotonic()
-        if tenure is None:
+        if claim is None:
             return
-        if tenure != self._tenure:
-            log.info("%s holds maintenance, term %d", tenure.holder, tenure.epoch)
-            self._tenure = tenure
+        if claim != self._claim:
+            log.info("%s holds maintenance, epoch %d", claim.holder, claim.epoch)
+            self._claim = claim
         self.round()
 
     def round(self) -> None:
-        """One round: leases first, then doorbells; the rest runs beside it."""
+        """Do one round: leases, then wake-up messages; start the rest in threads."""
         if time.monotonic() - self._reachable_since > self._settings.lease.seconds:
             expired = leases.release_expired(self._settings.lease)
             if expired:
                 log.warning("%d leases expired; their runs go back to the queue.", expired)
         for stage in Stage:
-            self._ring(stage)
-        self._start_beside("servers", self._tend_server)
-        self._start_beside("remote jobs", self._tend_remote_jobs)
+            self._notify_workers(stage)
+        self._start("servers", self._check_server)
+        self._start("remote jobs", self._follow_remote_jobs)
         if self._settings.ocr.transport == "runpod":
-            self._start_beside("endpoint", self._watch_endpoint)
-        self._start_beside("occupancy", self._sampler.sample_if_due)
-        self._start_beside("removals", self._remove)
+            self._start("endpoint", self._watch_endpoint)
+        self._start("occupancy", self._sampler.sample_if_due)
+        self._start("removals", self._remove_deleted)
 
-    def _ring(self, stage: Stage) -> None:
-        """Top the doorbells up to what free forks may claim; what rings already counts."""
+    def _notify_workers(self, stage: Stage) -> None:
+        """Send wake-up messages for what free forks may claim, less those still in the queue."""
         server = ocr_server()
         workers = live_workers.of_stage(stage)
         wanted = live_workers.wake_ups_wanted(
@@ -107,24 +107,24 @@ class MaintenanceLoop:
         )
         if wanted == 0:
             return
-        ringing = wake_ups.queue_length(stage)
-        if ringing is None:
+        queued = wake_ups.queue_length(stage)
+        if queued is None:
             return
-        for target in runs.next_claimable(stage, server, max(0, wanted - ringing)):
+        for target in runs.next_claimable(stage, server, max(0, wanted - queued)):
             if not wake_ups.notify(stage, target.run_id, target.filename):
                 return
 
-    def _start_beside(self, name: str, work: Callable[[], None]) -> None:
-        """Start the work in a thread unless its last turn still runs."""
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        """Start the work in a thread, unless its last call still runs."""
         last = self._running.get(name)
         if last is not None and not last.done():
             return
         if last is not None and (error := last.exception()) is not None:
             log.warning("%s: %s", name, error)
-        self._running[name] = self._beside.submit(work)
+        self._running[name] = self._threads.submit(work)
 
-    def _tend_server(self) -> None:
-        """Probe a server that is out, open it for one page, fail what waited too long."""
+    def _check_server(self) -> None:
+        """Probe a server that is out, begin its trial, fail runs that waited too long."""
         server = ocr_server()
         record = server_state.get(server) if server else None
         if record is None or record.state is ServerState.UP:
@@ -137,10 +137,10 @@ class MaintenanceLoop:
         if failed:
             log.error("%d documents waited for %s longer than %.0f s.", failed, record.url, limit)
         if record.state is not ServerState.TRIAL and self._probe_is_due():
-            self._judge(record.url, asyncio.run(self._probe()))
+            self._apply_probe(record.url, asyncio.run(self._probe()))
 
-    def _tend_remote_jobs(self) -> None:
-        """Poll jobs that no fork follows, carry out cancellations, wake runs to be posted anew."""
+    def _follow_remote_jobs(self) -> None:
+        """Poll jobs that no fork follows, cancel those to be cancelled, wake runs to post again."""
         while not self._stop.is_set() and asyncio.run(poll_due(self._settings)) == AT_ONCE:
             continue
         runpod = self._settings.runpod
@@ -163,25 +163,27 @@ class MaintenanceLoop:
         async with OcrClient(self._settings.ocr, connections=1) as client:
             return await client.probe()
 
-    def _judge(self, url: str, probe: Probe) -> None:
+    def _apply_probe(self, url: str, probe: Probe) -> None:
         if not probe.ok:
             if server_state.mark_out(url, probe.message, misconfigured=probe.misconfigured):
                 log.warning("%s is out: %s", url, probe.message)
             return
         trial = server_state.begin_trial(url)
-        log.info("%s passes its probe; %s", url, f"run {trial} tries it" if trial else "none waits")
+        log.info(
+            "%s passes its probe; %s", url, f"trial with run {trial}" if trial else "no run waits"
+        )
 
-    def _remove(self) -> None:
+    def _remove_deleted(self) -> None:
         removed = deletion.remove_deleted(self._store)
         if removed:
-            log.info("%d deleted documents are gone for good.", removed)
+            log.info("%d deleted documents were removed with their files.", removed)
         live_workers.remove_stale()
 
     def _leave(self) -> None:
-        self._beside.shutdown(wait=False, cancel_futures=True)
-        if self._tenure is None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._claim is None:
             return
         try:
-            live_workers.release_maintenance(self._tenure)
+            live_workers.release_maintenance(self._claim)
         except DatabaseError as error:
             log.warning("The maintenance lease stays until it expires: %s", error)

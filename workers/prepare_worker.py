@@ -1,4 +1,4 @@
-"""The queue `prepare`: preflight, reuse, the plan of each page; native pages are stored at once."""
+"""The task of the queue `prepare`: preflight, reused pages, page plans. Stores native pages."""
 
 from __future__ import annotations
 
@@ -17,56 +17,58 @@ from workers.document_source import OpenDocument, opened
 from workers.run_guard import RunGuard
 from workers.run_loop import work_on_next
 
-# Pages a transaction: the window that bounds memory and what a crash may cost.
+# Pages in one transaction. It bounds the memory used and the work that a crash can cost.
 _WINDOW = 64
 
 
 @app.task(bind=True, name=TASK_NAMES[Stage.PREPARE])
 def prepare(self: Any, run_id: str) -> str:  # noqa: ARG001
-    """Answer a doorbell; the run it names is for the monitor's eyes only."""
+    """Handle a wake-up message. Its run ID is only for Flower: the best run is claimed."""
     return work_on_next(Stage.PREPARE, self.request.id, prepare_run)
 
 
-async def prepare_run(held: RunGuard) -> None:
+async def prepare_run(guard: RunGuard) -> None:
     """Plan every page of the run, then finish it or hand it to the ocr stage."""
-    run = held.run
+    run = guard.run
     if run.reuse_pages:
-        await held.call(lambda: run_pages.reuse(run))
+        await guard.call(lambda: run_pages.reuse(run))
     async with opened(run) as document:
         preflight = document.preflight
-        held.page_count = preflight.pages
+        guard.page_count = preflight.pages
         warnings = [_warning(warning) for warning in preflight.warnings]
-        known = await held.call(lambda: runs.store_preflight(run, preflight.pages, warnings))
+        known = await guard.call(lambda: runs.store_preflight(run, preflight.pages, warnings))
         missing = [n for n in range(1, preflight.pages + 1) if n not in known]
-        remains, last = await _plan_pages(held, document, missing)
+        remains, last = await _plan_pages(guard, document, missing)
     if remains or PageState.PENDING in known.values():
-        await held.call(lambda: runs.hand_to_ocr(run, last))
+        await guard.call(lambda: runs.hand_to_ocr(run, last))
         wake_ups.notify(Stage.OCR, run.id, run.filename)
     else:
-        await held.call(lambda: runs.finish(run, last))
+        await guard.call(lambda: runs.finish(run, last))
 
 
 async def _plan_pages(
-    held: RunGuard, document: OpenDocument, missing: Sequence[int]
+    guard: RunGuard, document: OpenDocument, missing: Sequence[int]
 ) -> tuple[bool, list[PlannedRow]]:
-    """Plan these pages and store whole windows of them.
+    """Plan these pages and store every full window of them.
 
-    Returns whether any page is left for OCR, and the last pages, to be stored as the run goes on:
-    a document is mostly shorter than a window, and a transaction costs what some pages cost.
+    Returns whether any page needs OCR, and the last, unstored pages. The caller stores them in
+    the transaction that moves the run on: most documents are shorter than a window, and a
+    transaction costs as much as some pages.
     """
-    run, remains = held.run, False
-    # Closed at once when the run is let go: what is read ahead must not meet the next document.
+    run, remains = guard.run, False
+    # Closed at once when the work stops: the render child must not read ahead in this document
+    # when the next one opens.
     async with (
         aclosing(document.pdf.plan(OcrMode(run.ocr), missing)) as planned,
         aclosing(_windows(planned)) as windows,
     ):
         async for window in windows:
-            held.check_drain()
+            guard.check_drain()
             rows = [_row(page) for page in window]
             remains |= any(row.state is PageState.PENDING for row in rows)
             if len(rows) < _WINDOW:
                 return remains, rows
-            await held.call(partial(run_pages.store_plan, run, rows))
+            await guard.call(partial(run_pages.store_plan, run, rows))
     return remains, []
 
 

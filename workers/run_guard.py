@@ -1,7 +1,4 @@
-"""A run while a fork holds it: the lease is renewed from a thread, and its loss stops the work.
-
-Used by the prepare and ocr workers.
-"""
+"""Guards a claimed run: a thread renews the lease, and work stops if the lease is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from rag_service.database.engine import DatabaseError, error_summary, is_outage
 from rag_service.errors import DocumentTimeout, Draining, LeaseLost, RagServiceError
 from rag_service.jobs import leases
 from rag_service.jobs.leases import ClaimedRun
-from workers import drain
+from workers.worker_state import is_draining
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +40,8 @@ class RunGuard:
     async def __aenter__(self) -> RunGuard:
         self._loop = asyncio.get_running_loop()
         self._work = cast("asyncio.Task[None]", asyncio.current_task())
-        self._guarding = asyncio.create_task(self._guard())
-        threading.Thread(target=self._renewals, name="lease", daemon=True).start()
+        self._guarding = asyncio.create_task(self._check_regularly())
+        threading.Thread(target=self._renew_regularly, name="lease", daemon=True).start()
         return self
 
     async def __aexit__(
@@ -55,25 +52,25 @@ class RunGuard:
     ) -> None:
         self._closed.set()
         self._guarding.cancel()
-        # The cancellation was our own doing: say why instead.
+        # _stop() cancelled the work: raise its reason instead.
         if isinstance(error, asyncio.CancelledError) and self._reason is not None:
             raise self._reason from error
 
     def check(self) -> None:
-        """Raise LeaseLost where the claim cannot be trusted any more."""
+        """Raise the reason to stop, or LeaseLost if the lease could not be renewed in time."""
         if self._reason is not None:
             raise self._reason
         if time.monotonic() - self._renewed_at > self._settings.lease.give_up_after:
             raise LeaseLost("The lease could not be renewed in time.")
 
     def check_drain(self) -> None:
-        """Before new work: raise Draining where the worker is shutting down, or LeaseLost."""
+        """Call before new work: raise Draining if the worker is shutting down, or LeaseLost."""
         self.check()
-        if drain.has_begun():
+        if is_draining():
             raise Draining()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Run a database call off the event loop; wait out an outage while the lease may live.
+        """Run a database call off the event loop; retry in an outage until the lease is lost.
 
         Raises LeaseLost.
         """
@@ -84,13 +81,11 @@ class RunGuard:
             except DatabaseError as error:
                 if not is_outage(error):
                     raise
-                log.warning(
-                    "PostgreSQL does not do its part, trying again: %s", error_summary(error)
-                )
+                log.warning("PostgreSQL error, trying again: %s", error_summary(error))
             await asyncio.sleep(_DATABASE_RETRY_SECONDS)
 
-    async def _guard(self) -> None:
-        """In the event loop, which no hanging database call can hold up."""
+    async def _check_regularly(self) -> None:
+        """Run in the event loop, which a hanging database call cannot block."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             try:
@@ -100,32 +95,32 @@ class RunGuard:
                 self._stop(reason)
                 return
 
-    def _renewals(self) -> None:
-        """In a thread, which no busy event loop can hold up."""
-        # Also between renewals: a cancel must reach the server's slots soon.
+    def _renew_regularly(self) -> None:
+        """Run in a thread, which a busy event loop cannot block."""
+        # More often than renewals: a cancelled run must free the server's slots soon.
         pause = min(_CHECK_SECONDS, self._settings.lease.renew_every)
         while not self._closed.wait(pause):
             try:
-                held = self._renew_or_ask()
+                valid = self._renew_or_check()
             except DatabaseError as error:
-                log.warning("The lease cannot be renewed: %s", error_summary(error))
+                log.warning("Cannot renew the lease: %s", error_summary(error))
                 continue
-            if not held:
+            if not valid:
                 self._loop.call_soon_threadsafe(self._stop, LeaseLost())
                 return
 
-    def _renew_or_ask(self) -> bool:
+    def _renew_or_check(self) -> bool:
         now = time.monotonic()
         if now - self._renewed_at < self._settings.lease.renew_every:
             return leases.is_valid(self.run)
-        held = leases.renew(self.run, self._settings.lease)
-        if held:
+        renewed = leases.renew(self.run, self._settings.lease)
+        if renewed:
             self._renewed_at = now
-        return held
+        return renewed
 
     def _check_limits(self) -> None:
         now = time.monotonic()
-        if drain.has_begun():
+        if is_draining():
             self._draining_since = self._draining_since or now
             if now - self._draining_since > self._settings.worker.soft_shutdown:
                 raise Draining()

@@ -1,4 +1,7 @@
-"""What both workers do around their own work: claim, guard, end or let go, ring for the next."""
+"""The steps around the work of both workers: claim a run, guard it, then end or release it.
+
+Afterwards a wake-up message is sent for the next run.
+"""
 
 from __future__ import annotations
 
@@ -20,66 +23,66 @@ from rag_service.errors import (
 from rag_service.jobs import leases, runs, server_state, wake_ups
 from rag_service.jobs.leases import Claimant, ClaimedRun
 from rag_service.states import Stage
-from workers.identity import forks, ocr_server, worker_id
 from workers.memory_guard import MemoryGuard
 from workers.run_guard import RunGuard, Work
+from workers.worker_state import fork_count, ocr_server, worker_id
 
 log = logging.getLogger(__name__)
 
-_memory = MemoryGuard()
+_memory_guard = MemoryGuard()
 
 
 @cache
 def event_loop() -> asyncio.Runner:
-    """The fork's one event loop; its render child lives on it from document to document."""
+    """Return the fork's one event loop; its render child stays on it from document to document."""
     return asyncio.Runner()
 
 
 def work_on_next(stage: Stage, task_id: str, work: Work) -> str:
-    """Claim the best run of the stage and work on it; what became of it, for the monitor."""
-    if stage is Stage.OCR and not _memory.is_open(get_settings()):
-        return "nothing claimed: the machine is short of memory"
-    claimant = Claimant(worker_id(stage), task_id, forks())
+    """Claim the best run of the stage and work on it. Return the outcome as Flower shows it."""
+    if stage is Stage.OCR and not _memory_guard.allows_claim(get_settings()):
+        return "no run claimed: this machine is short of memory"
+    claimant = Claimant(worker_id(stage), task_id, fork_count())
     try:
         run = leases.claim(stage, claimant, get_settings().lease, server=ocr_server())
     except DatabaseError as error:
-        # Never out of a task: not every error of a driver survives the way to the main process.
-        log.warning("No run can be claimed: %s", error_summary(error))
-        return f"PostgreSQL does not do its part: {error_summary(error)}"
+        # Not raised: some driver errors cannot be pickled for the main process.
+        log.warning("Cannot claim a run: %s", error_summary(error))
+        return f"PostgreSQL error: {error_summary(error)}"
     if run is None:
-        return "nothing to claim"
+        return "no run to claim"
     log.info("%s: run %s of %s, claim %d", stage, run.id, run.filename, run.epoch)
     try:
-        event_loop().run(_guarded(run, work))
+        event_loop().run(_run_guarded(run, work))
         outcome = "done"
     except Exception as error:
-        outcome = _end_badly(run, error)
-    _ring_for_next(stage)
+        outcome = _handle_error(run, error)
+    _notify_next(stage)
     return f"{run.filename}: {outcome}"
 
 
-async def _guarded(run: ClaimedRun, work: Work) -> None:
-    async with RunGuard(run, get_settings()) as held:
-        await work(held)
+async def _run_guarded(run: ClaimedRun, work: Work) -> None:
+    async with RunGuard(run, get_settings()) as guard:
+        await work(guard)
 
 
-def _end_badly(run: ClaimedRun, error: Exception) -> str:
-    """Fail the run or give it back, by what went wrong; never raises."""
+def _handle_error(run: ClaimedRun, error: Exception) -> str:
+    """Fail or release the run, depending on the error. Never raises."""
     try:
-        return _judge(run, error)
+        return _fail_or_release(run, error)
     except LeaseLost:
-        return "no longer ours"
-    except DatabaseError as away:
-        log.exception("Run %s stays held until its lease expires", run.id)
-        return f"PostgreSQL does not do its part: {error_summary(away)}"
+        return "the lease was lost"
+    except DatabaseError as outage:
+        log.exception("Run %s stays claimed until its lease expires", run.id)
+        return f"PostgreSQL error: {error_summary(outage)}"
 
 
-def _judge(run: ClaimedRun, error: Exception) -> str:
+def _fail_or_release(run: ClaimedRun, error: Exception) -> str:
     if isinstance(error, LeaseLost):
-        return "no longer ours"
+        return "the lease was lost"
     if isinstance(error, Draining):
         leases.release(run)
-        return "given back: the worker is shutting down"
+        return "released: the worker is shutting down"
     if isinstance(error, OcrOutage):
         return _park(run, error)
     if isinstance(error, DatabaseError) and is_outage(error):
@@ -92,7 +95,7 @@ def _judge(run: ClaimedRun, error: Exception) -> str:
 
 
 def _park(run: ClaimedRun, error: RagServiceError) -> str:
-    """The server is out: nobody's fault, the run waits without charge."""
+    """Release the run until the OCR server works again; the outage is not charged to it."""
     log.warning("The OCR server is out, run %s waits: %s", run.id, error.message)
     server = ocr_server()
     if server is not None:
@@ -103,11 +106,11 @@ def _park(run: ClaimedRun, error: RagServiceError) -> str:
     return "waits for the OCR server"
 
 
-def _ring_for_next(stage: Stage) -> None:
+def _notify_next(stage: Stage) -> None:
     try:
         waiting = runs.next_claimable(stage, ocr_server(), 1)
     except DatabaseError:
-        # Maintenance rings as soon as PostgreSQL is back.
+        # Maintenance sends the message when PostgreSQL is back.
         return
     for target in waiting:
         wake_ups.notify(stage, target.run_id, target.filename)

@@ -1,6 +1,6 @@
-"""Whether this machine has memory for more work. Used by ocr workers and the limiter.
+"""Whether this machine has memory for more work.
 
-Where a GPU shares the machine's memory, too much work at once brings the whole machine down.
+On a machine whose GPU shares the main memory, too much work at once can stop the whole machine.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from rag_service.config.options import Settings
 _MEMINFO = Path("/proc/meminfo")
 
 
-def has_room(settings: Settings) -> bool:
-    """False while the memory guard is on and less than its least is available."""
+def has_enough_memory(settings: Settings) -> bool:
+    """Return False if the memory guard is on and less than its minimum is available."""
     guard = settings.memory_guard
     if not guard.enabled:
         return True
@@ -22,9 +22,9 @@ def has_room(settings: Settings) -> bool:
 
 
 def available_mib() -> int | None:
-    """What new work can have without swapping, in MiB; None where the system does not say.
+    """Return the MiB that new work can use without swapping, or None if the system has no figure.
 
-    Linux's MemAvailable, which in a container too is the whole machine's.
+    This is Linux's MemAvailable, which is the whole machine's also inside a container.
     """
     try:
         lines = _MEMINFO.read_text().splitlines()

@@ -14,8 +14,8 @@ URL = "http://127.0.0.1:5002"
 BESIDE = ["a", "b", "c"]
 
 
-class Held:
-    """A run that is ours."""
+class RunningGuard:
+    """Stands in for the guard of a run whose lease is valid."""
 
     async def call(self, function):
         return function()
@@ -24,11 +24,11 @@ class Held:
 @pytest.fixture
 def watch(settings, monkeypatch):
     # The task's module needs a broker's address, which only the settings of a test have.
-    from workers import ocr_worker
+    from workers import server_watch
 
-    monkeypatch.setattr(ocr_worker, "_LOAD_NOTE_SECONDS", 0.0)
-    monkeypatch.setattr(ocr_worker, "_url", lambda: URL)
-    return ocr_worker.Watch(Held())
+    monkeypatch.setattr(server_watch, "_LOAD_NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(server_watch, "_url", lambda: URL)
+    return server_watch.SharedServerWatch(RunningGuard())
 
 
 def report(watch, *, in_flight=8, limit=8.0, is_settled=True, beside=BESIDE):
@@ -67,9 +67,9 @@ def test_the_first_page_sent_is_told_at_once_and_who_is_beside_at_the_usual_pace
     watch, monkeypatch
 ):
     """Told twice that a fork is gone its part is taken: twice must not be at one moment."""
-    from workers import ocr_worker
+    from workers import server_watch
 
-    monkeypatch.setattr(ocr_worker, "_LOAD_NOTE_SECONDS", 5.0)
+    monkeypatch.setattr(server_watch, "_LOAD_NOTE_SECONDS", 5.0)
     assert report(watch, in_flight=0) == Together(4, 32.0)
     assert report(watch, in_flight=0.4, beside=[]) is None
     assert fork_loads.in_flight(URL) == pytest.approx(0.4)

@@ -20,7 +20,7 @@ from rag_service.ocr.concurrency.changes import ChangeLog
 from rag_service.ocr.concurrency.search import Aim, ConcurrencySearch
 from rag_service.ocr.ocr_client import AnswerTimedOut, server_url
 from rag_service.ocr.server_gauges import ServerGauges
-from rag_service.runtime.memory import has_room
+from rag_service.runtime.memory import has_enough_memory
 
 _BEAT_SECONDS = 1.0
 # What is open is told as the mean of so long: short documents begin and end between two looks.
@@ -275,7 +275,7 @@ def limiter_for(settings: Settings, *, start: float | None) -> Limiter:
         guard.enabled, guard.min_available_mib,
     )  # fmt: skip
     if key not in _limiters:
-        _limiters[key] = Limiter(_governor(ocr, start, lambda: has_room(settings)))
+        _limiters[key] = Limiter(_governor(ocr, start, lambda: has_enough_memory(settings)))
     return _limiters[key]
 
 
