@@ -1,4 +1,4 @@
-"""What would spoil a service after its start, said before it. Used by run, up and the processes."""
+"""Checks of settings before a service starts: what would make it fail later is reported now."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_parser(settings: Settings) -> None:
-    """Raise ConfigurationError where the default parser is none."""
+    """Raise ConfigurationError if the default parser does not exist."""
     from rag_service.parsers.registry import require_parser
 
     try:
@@ -24,7 +24,7 @@ def check_parser(settings: Settings) -> None:
 
 
 def check_data_dir(settings: Settings) -> None:
-    """Raise ConfigurationError where nothing can be written to the folder of uploads."""
+    """Raise ConfigurationError if the data folder cannot be written."""
     try:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=settings.data_dir):
@@ -39,7 +39,7 @@ def check_data_dir(settings: Settings) -> None:
 def check_storage(settings: Settings) -> None:
     """Write a few bytes into the document store. Raises ConfigurationError, StorageUnavailable.
 
-    Not in a process that forks: the store's threads do not survive it.
+    Do not call it in a process that forks: the store's threads do not survive a fork.
     """
     from rag_service.documents.storage import DocumentStore
 
@@ -53,7 +53,7 @@ def check_storage(settings: Settings) -> None:
 
 
 def check_servers(settings: Settings) -> None:
-    """Raise ConfigurationError where a database or broker is named that is not of our kind."""
+    """Raise ConfigurationError if the database is not PostgreSQL or the broker not Redis."""
     from rag_service.database.engine import database_url
     from rag_service.jobs.wake_ups import broker_url
 
@@ -64,13 +64,13 @@ def check_servers(settings: Settings) -> None:
 
 
 def check_transport(settings: Settings) -> None:
-    """Raise ConfigurationError where jobs could neither be posted nor asked for."""
+    """Raise ConfigurationError if jobs should go to RunPod and its key or endpoint is not set."""
     if settings.ocr.transport == "runpod" and settings.unset_for_pages is not None:
         raise ConfigurationError(settings.unset_for_pages)
 
 
 def check_worker(settings: Settings) -> None:
-    """Raise ConfigurationError for what would fail every document of a worker."""
+    """Raise ConfigurationError for settings with which a worker would fail every document."""
     from rag_service.documents.storage import require_address
 
     check_parser(settings)
@@ -79,7 +79,7 @@ def check_worker(settings: Settings) -> None:
 
 
 def check_service(settings: Settings) -> None:
-    """All of it, for a process that does not fork.
+    """Do all checks of a process that does not fork.
 
     Raises ConfigurationError, StorageUnavailable.
     """

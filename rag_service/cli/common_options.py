@@ -1,4 +1,4 @@
-"""Options that several commands share, and how a command begins."""
+"""Options that several commands share, and the setup of a command."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ from rag_service.cli.output import NoteHandler
 from rag_service.states import OcrMode
 
 if TYPE_CHECKING:
+    from rag_service.client import Client
     from rag_service.config.options import Settings
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Collection = Annotated[str | None, typer.Option(help="The collection of the documents.")]
-Parser = Annotated[str | None, typer.Option(help="The parser that reads the pages.")]
+Parser = Annotated[str | None, typer.Option(help="The parser to read the pages with.")]
 Ocr = Annotated[
     OcrMode | None,
-    typer.Option(help="Pages for the OCR server: those that need it (auto), all, or none."),
+    typer.Option(
+        help="Pages to send to the OCR server: those that need it (auto), all (force), none (off)."
+    ),
 ]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(
-        exists=True, dir_okay=False, help="A file that holds the password of encrypted PDFs."
+        exists=True,
+        dir_okay=False,
+        help="A file whose first line is the password of encrypted PDFs.",
     ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until every document has ended.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Documents by their id.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until every document is finished.")]
+Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Document IDs.")]
 
 
 def begin() -> Settings:
@@ -49,8 +54,15 @@ def begin() -> Settings:
     return settings
 
 
+def open_client() -> Client:
+    """Load the settings and return a client for the service. Raises ConfigurationError."""
+    from rag_service.client import Client
+
+    return Client(begin())
+
+
 def begin_process() -> Settings:
-    """Load the settings for a process that stays, and log as they say.
+    """Load the settings for a long-running process and set up its log.
 
     Raises ConfigurationError.
     """
@@ -58,7 +70,7 @@ def begin_process() -> Settings:
     from rag_service.runtime.log_format import configure_logging
 
     settings = get_settings()
-    # Before our own logging, so that no log level hides it: Python then writes it as it is.
+    # Before the log is set up, so that no log level hides it: Python writes it to stderr.
     warn_of_unknown_variables(os.environ)
     configure_logging(settings)
     return settings

@@ -1,4 +1,4 @@
-"""A document's pages as Markdown, plain text or one JSON object. Used by run and show."""
+"""A document's pages as Markdown, plain text or one JSON object."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """How a document is shown."""
+    """The format in which a document is printed."""
 
     MD = "md"
     JSON = "json"
@@ -20,7 +20,7 @@ class Format(StrEnum):
 
 
 SUFFIXES = {Format.MD: ".md", Format.JSON: ".json", Format.TEXT: ".txt"}
-# What pdftotext writes after each page too.
+# As pdftotext ends each page.
 _PAGE_END = "\f"
 
 _HEADING = re.compile(r"^ {0,3}#{1,6}\s+", re.MULTILINE)
@@ -32,7 +32,7 @@ _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
 
 
 def document(view: DocumentView, pages: Iterable[PageView], form: Format) -> Iterator[str]:
-    """The whole document piece by piece; the last one ends in a newline or form feed."""
+    """Yield the document in pieces; the last one ends in a newline or form feed."""
     if form is Format.JSON:
         yield json_line(view, pages)
         return
@@ -45,13 +45,13 @@ def document(view: DocumentView, pages: Iterable[PageView], form: Format) -> Ite
 
 
 def json_line(view: DocumentView, pages: Iterable[PageView]) -> str:
-    """{"document": …, "pages": […]} on one line."""
+    """Return {"document": …, "pages": […]} on one line."""
     inside = ",".join(page.model_dump_json() for page in pages)
     return f'{{"document":{view.model_dump_json()},"pages":[{inside}]}}\n'
 
 
 def page(found: PageView, form: Format) -> str:
-    """One page."""
+    """Return one page in this format."""
     if form is Format.JSON:
         return found.model_dump_json() + "\n"
     if form is Format.TEXT:
@@ -63,7 +63,7 @@ def page(found: PageView, form: Format) -> str:
 
 
 def plain_text(markdown: str) -> str:
-    """Markdown without its marks; the cells of a table are parted by tabs."""
+    """Return Markdown without its markup; the cells of a table are separated by tabs."""
     text = _TABLE_RULE.sub("", markdown)
     text = _TABLE_ROW.sub(lambda row: _CELL_EDGE.sub("\t", row[1].strip()), text)
     text = _STRONG.sub(r"\1", _HEADING.sub("", text))

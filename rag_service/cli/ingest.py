@@ -1,4 +1,4 @@
-"""The command `ingest`: sends files and folders to the service, and may wait for them."""
+"""The command `ingest`: sends files and folders to the service, and can wait for the results."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from rag_service.errors import (
     StorageUnavailable,
     Unauthorized,
 )
+from rag_service.runtime.plural import counted
 
 if TYPE_CHECKING:
     from rag_service.client import Client, Sent
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
 _PARALLEL = 4
 _INTERVAL = 1.0
-_PASSED_BY_SHOWN = 20
+_SKIPPED_SHOWN = 20
 _STRICT = frozenset({"page_without_text", "page_truncated"})
 _FAILED, _UNREACHABLE = 1, 3
 
 
 class PriorityName(StrEnum):
-    """Which queue a document stands in."""
+    """The priority of a document."""
 
     INTERACTIVE = "interactive"
     BULK = "bulk"
@@ -43,16 +44,16 @@ class PriorityName(StrEnum):
 
 Strict = Annotated[
     bool,
-    typer.Option("--strict", help="Wait, and exit 1 where a page has no text or its text was cut."),
+    typer.Option("--strict", help="Wait, and exit 1 if a page has no text or its text was cut."),
 ]
 Priority = Annotated[
-    PriorityName | None, typer.Option(help="interactive goes before bulk, the default.")
+    PriorityName | None, typer.Option(help="interactive goes before bulk (the default).")
 ]
 
 
 @dataclass
 class _Upload:
-    """A file and what became of it."""
+    """A file and the result of sending it."""
 
     path: Path
     sent: Sent | None = None
@@ -69,7 +70,7 @@ def ingest(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            exists=True, metavar="PATH...", help="Files, or folders with PDFs and pictures."
+            exists=True, metavar="PATH...", help="Files, or folders with PDFs and images."
         ),
     ],
     wait: Wait = False,
@@ -99,28 +100,28 @@ def ingest(
         if wait or strict:
             _await(client, uploads)
     _report(uploads, as_json=as_json)
-    _tell_passed_by(found.passed_by)
+    _note_skipped(found.skipped)
     status = _status(uploads, strict=strict)
     if status:
         raise typer.Exit(status)
 
 
 def _send_all(client: Client, files: list[Path], fields: dict[str, str]) -> Iterator[_Upload]:
-    """Some at a time; a file that is refused does not stop the others."""
+    """Send the files in parallel; a refused file does not stop the others."""
     pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="upload")
     try:
         for upload in pool.map(lambda path: _send(client, path, fields), files):
-            note(f"{one_line(str(upload.path))}: {_fate(upload)}")
+            note(f"{one_line(str(upload.path))}: {_result(upload)}")
             yield upload
     finally:
-        # After an interruption nothing new begins; closing the client ends what is under way.
+        # After an interruption no upload starts; closing the client ends those in progress.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _send(client: Client, path: Path, fields: dict[str, str]) -> _Upload:
-    """Raises InvalidOptions and Unauthorized, which would meet every other file as well."""
+    """Send one file. Raises InvalidOptions, Unauthorized: they would refuse every file."""
     try:
-        return _Upload(path, sent=client.send(path, fields, on_backlog=_tell_backlog))
+        return _Upload(path, sent=client.send(path, fields, on_backlog=_note_backlog))
     except (InvalidOptions, Unauthorized):
         raise
     except RagServiceError as error:
@@ -129,30 +130,32 @@ def _send(client: Client, path: Path, fields: dict[str, str]) -> _Upload:
         return _Upload(path, error=unreadable(error))
 
 
-def _tell_passed_by(paths: list[Path]) -> None:
-    """What the folders hold beside PDFs and pictures: counted, and the first ones named."""
+def _note_skipped(paths: list[Path]) -> None:
+    """Print how many files of the folders were skipped, and the names of the first ones."""
     if not paths:
         return
-    shown = ", ".join(one_line(str(path)) for path in paths[:_PASSED_BY_SHOWN])
-    rest = len(paths) - _PASSED_BY_SHOWN
+    shown = ", ".join(one_line(str(path)) for path in paths[:_SKIPPED_SHOWN])
+    rest = len(paths) - _SKIPPED_SHOWN
     more = f" and {rest} more" if rest > 0 else ""
-    count = "1 file was" if len(paths) == 1 else f"{len(paths)} files were"
-    note(f"{count} passed by, no PDF or picture by name, or a link to a folder: {shown}{more}.")
+    note(
+        f"{counted(len(paths), 'file')} skipped (no PDF or image by name, or a link to a folder): "
+        f"{shown}{more}."
+    )
 
 
-def _tell_backlog(seconds: float) -> None:
-    note(f"Too many documents wait already; trying again in {seconds:g} s.")
+def _note_backlog(seconds: float) -> None:
+    note(f"The service's queue is full; trying again in {seconds:g} s.")
 
 
-def _fate(upload: _Upload) -> str:
+def _result(upload: _Upload) -> str:
     if upload.sent is None:
         return upload.error.message if upload.error else ""
-    known = ", known already" if upload.sent.duplicate else ""
+    known = ", already known" if upload.sent.duplicate else ""
     return f"{upload.sent.status}{known} ({upload.sent.id})"
 
 
 def _await(client: Client, uploads: list[_Upload]) -> None:
-    """Follow the documents to their ends; encrypted ones are opened if somebody is there."""
+    """Wait for the documents; at a terminal, ask for the passwords of encrypted ones."""
     from rag_service.cli.passwords import ask_and_redo, can_ask, locked
     from rag_service.cli.progress import follow
 
@@ -172,7 +175,7 @@ def _report(uploads: list[_Upload], *, as_json: bool) -> None:
             print_json(_object(upload))
         return
     if not uploads:
-        note("No PDF, PNG, JPEG, TIFF or WebP file was found; nothing was sent.")
+        note("No PDF, PNG, JPEG, TIFF or WebP file was found; no file was sent.")
     columns = ("file", "id", "status", "duplicate", "pages", "warnings", "error")
     print_table(columns, [_row(upload) for upload in uploads])
 
@@ -209,6 +212,6 @@ def _status(uploads: list[_Upload], *, strict: bool) -> int:
     if any(isinstance(error, ServiceUnreachable | StorageUnavailable) for error in errors):
         return _UNREACHABLE
     views = [upload.view for upload in uploads if upload.view]
-    unwell = [view for view in views if not status_text.succeeded(view)]
+    failed = [view for view in views if not status_text.succeeded(view)]
     cut = [view for view in views if any(w.code in _STRICT for w in view.warnings)]
-    return _FAILED if not uploads or errors or unwell or (strict and cut) else 0
+    return _FAILED if not uploads or errors or failed or (strict and cut) else 0

@@ -1,7 +1,4 @@
-"""Which files a command line means: files as named, folders by what is in them.
-
-Used by ingest and run.
-"""
+"""Finds the files that the paths of a command line mean, also inside folders."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ EXTENSIONS = frozenset({".pdf", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp
 
 @dataclass(frozen=True, slots=True)
 class RefusedFile:
-    """A file or folder that was meant and cannot be read."""
+    """A file or folder that cannot be read."""
 
     path: Path
     error: Unreadable
@@ -26,29 +23,29 @@ class RefusedFile:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the paths of a command line hold."""
+    """The files found, those refused and those skipped."""
 
     files: list[Path] = field(default_factory=list)
     refused: list[RefusedFile] = field(default_factory=list)
-    # Neither a PDF nor a picture by their names.
-    passed_by: list[Path] = field(default_factory=list)
+    # By their names neither PDFs nor images; and links to folders.
+    skipped: list[Path] = field(default_factory=list)
 
 
 def find_files(paths: Iterable[Path]) -> Found:
-    """Each file once, in the order named; of folders, at any depth and sorted, the known kinds.
+    """Return each file once, in order; from folders the known types, sorted, at any depth.
 
-    Hidden files and folders inside a folder are not looked at; a file that is named itself is
-    taken whatever it is called. Links to folders are not followed, but said to be there.
+    Hidden files and folders inside a folder are ignored. A file given by its own path is taken
+    whatever its name. Links to folders are not followed; they are listed as skipped.
     """
     found = Found()
     for path in dict.fromkeys(paths):
         for file in _below(path, found) if path.is_dir() else [path]:
             _take(file, found)
-    return Found(list(dict.fromkeys(found.files)), found.refused, found.passed_by)
+    return Found(list(dict.fromkeys(found.files)), found.refused, found.skipped)
 
 
 def require_regular(path: Path) -> None:
-    """Raise Unreadable for what is no file: opening a pipe would wait for ever."""
+    """Raise Unreadable if this is not a regular file: opening a pipe could wait forever."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -58,7 +55,7 @@ def require_regular(path: Path) -> None:
 
 
 def unreadable(error: OSError) -> Unreadable:
-    """The system's reason as ours."""
+    """Return an Unreadable with the operating system's reason."""
     return Unreadable(f"Cannot be read: {error.strerror}.")
 
 
@@ -71,14 +68,14 @@ def _take(path: Path, found: Found) -> None:
 
 
 def _below(top: Path, found: Found) -> Iterator[Path]:
-    """The known kinds; the others, and what cannot be looked into, are noted on the way."""
+    """Yield the files of known types; add the others and unreadable folders to `found`."""
 
     def refuse(error: OSError) -> None:
         found.refused.append(RefusedFile(Path(error.filename), unreadable(error)))
 
     for folder, below, names in os.walk(top, onerror=refuse):
         below[:] = sorted(name for name in below if not name.startswith("."))
-        found.passed_by.extend(p for name in below if (p := Path(folder, name)).is_symlink())
+        found.skipped.extend(p for name in below if (p := Path(folder, name)).is_symlink())
         for name in sorted(names):
             if name.startswith("."):
                 continue
@@ -86,4 +83,4 @@ def _below(top: Path, found: Found) -> Iterator[Path]:
             if file.suffix.lower() in EXTENSIONS:
                 yield file
             else:
-                found.passed_by.append(file)
+                found.skipped.append(file)

@@ -1,4 +1,4 @@
-"""The service on this machine as `run` and `up` hold it: started, watched, stopped as a whole."""
+"""Starts, watches and stops a whole service on this machine, for `run` and `up`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from rag_service.embedded import Program
 
 _LAUNCH_POLL = 0.01
-# Deaths in one `run` after which a program is not expected to recover.
+# Restarts of one program after which it is not expected to recover.
 _DEATH_LIMIT = 3
 _SERVERS = frozenset({"postgres", "valkey"})
 _SERVER_WAIT = 60.0
 
 
 class LocalService:
-    """Database, broker and programs over one folder; leaving it stops all that was started."""
+    """Database, broker and programs over one folder; its exit stops everything it started."""
 
     def __init__(self, settings: Settings, folder: Path, *, durable: bool) -> None:
         from rag_service.embedded import EmbeddedStack
@@ -34,21 +34,21 @@ class LocalService:
         self._stack = EmbeddedStack(settings, folder, durable=durable)
         self._starting: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="start")
-        self._leave = ExitStack()
-        self._leave.callback(self._pool.shutdown)
-        self._leave.callback(self._stack.stop)
-        self._leave.callback(self._drain_workers)
+        self._cleanup = ExitStack()
+        self._cleanup.callback(self._pool.shutdown)
+        self._cleanup.callback(self._stack.stop)
+        self._cleanup.callback(self._drain_workers)
 
     def __enter__(self) -> LocalService:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leave.close()
+        self._cleanup.close()
 
     def start_servers(self, environment: Mapping[str, str]) -> Settings:
-        """Start what is not configured, migrate, and make `environment` everybody's.
+        """Start the servers that are not configured, migrate, and set `environment` for all.
 
-        Returns the settings as this process and its children now see them.
+        Returns the settings that now apply to this process and its children.
         Raises ConfigurationError, ServiceUnreachable.
         """
         from rag_service.cli.process_commands import await_postgres
@@ -71,12 +71,12 @@ class LocalService:
                 time.sleep(_LAUNCH_POLL)
 
     def wait_until_ready(self) -> None:
-        """Return when all that was launched is ready. Raises ServiceUnreachable."""
+        """Return when every launched program is ready. Raises ServiceUnreachable."""
         for started in self._starting:
             started.result()
 
     def check(self) -> None:
-        """Raise ServiceUnreachable, with its last log lines, for a program that does not live."""
+        """Raise ServiceUnreachable if a program did not start or keeps ending."""
         for started in self._starting:
             if started.done():
                 started.result()
@@ -88,14 +88,14 @@ class LocalService:
                 )
 
     def kill(self) -> None:
-        """End every program of ours at once; the servers end by themselves when we do."""
+        """Kill every program at once; the servers end when this process ends."""
         for program in self._stack.supervisor.status():
             if program.pid is not None and program.name not in _SERVERS:
                 with suppress(ProcessLookupError):
                     os.killpg(program.pid, signal.SIGKILL)
 
     def _drain_workers(self) -> None:
-        """Both at once; the stop that follows waits for one after the other."""
+        """Signal both workers at once; the stop that follows waits for one after the other."""
         for program in self._stack.supervisor.status():
             if program.pid is not None and program.name in set(Stage):
                 with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Shows the children's log files as they grow, each line under its program's name. Used by up."""
+"""Shows the children's log files as they grow, each line with its program's name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _POLL_SECONDS = 0.3
 
 
 class LogFollower:
-    """Copies what is appended to NAME.log of the folder to stderr, from a thread, until left."""
+    """Context manager whose thread copies what is appended to each NAME.log to stderr."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self._tails = [_Tail(name, folder / f"{name}.log") for name in names]
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="logs", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="logs", daemon=True)
 
     def __enter__(self) -> LogFollower:
         self._thread.start()
@@ -27,7 +27,7 @@ class LogFollower:
         self._stop.set()
         self._thread.join()
 
-    def _work(self) -> None:
+    def _follow(self) -> None:
         while True:
             last = self._stop.wait(_POLL_SECONDS)
             for tail in self._tails:
@@ -38,7 +38,7 @@ class LogFollower:
 
 
 class _Tail:
-    """One file: whole lines from where it ended when we began, also after a rotation."""
+    """Copies the whole lines that are appended to one file, also after a rotation."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._prefix = f"{name:<14} | "
@@ -49,7 +49,7 @@ class _Tail:
         self._rest = b""
 
     def copy(self) -> None:
-        """Write the lines that came since the last call."""
+        """Copy the lines that were appended since the last call."""
         if self._file is not None:
             self._write(self._file.read())
         if not self._path.exists():

@@ -1,6 +1,6 @@
-"""The command `rag-service`: its global options, its commands, and what errors become.
+"""The command `rag-service`: its global options, its commands, its exit status.
 
-Exit status: 0 all well, 1 something failed, 2 wrong usage or configuration, 3 a service cannot
+Exit status: 0 success, 1 something failed, 2 wrong usage or configuration, 3 a service cannot
 be reached, 130 interrupted.
 """
 
@@ -16,13 +16,15 @@ from typing import Annotated, NoReturn
 import typer
 
 from rag_service.cli import (
-    document_commands,
+    cancel_and_delete,
     ingest,
     probe,
     process_commands,
     reprocess_command,
     run,
     settings_table,
+    show,
+    status,
     up,
 )
 from rag_service.cli.output import note
@@ -43,14 +45,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Turns PDFs and scans into a searchable knowledgebase with page citations.",
+    help="Turn PDFs and scans into a searchable knowledgebase with page citations.",
 )
 
 for commands in (
     run,
     up,
     ingest,
-    document_commands,
+    status,
+    show,
+    cancel_and_delete,
     reprocess_command,
     process_commands,
     probe,
@@ -72,18 +76,18 @@ def _global_options(
     config: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="A file of settings, merged over the defaults."
+            exists=True, dir_okay=False, help="A YAML file of settings that override the defaults."
         ),
     ] = None,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Log everything; show the traceback of any error.")
+        bool, typer.Option("--debug", help="Log at level DEBUG; show the traceback of an error.")
     ] = False,
     version: Annotated[  # noqa: ARG001
         bool,
         typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    # The environment carries both to the processes that this one starts.
+    # In the environment, so that child processes get both.
     if config is not None:
         os.environ["RAG_SERVICE_CONFIG"] = str(config.resolve())
     if debug:
@@ -91,7 +95,7 @@ def _global_options(
 
 
 def exit_status(error: Exception) -> int:
-    """What a command that ended with this error exits with."""
+    """Return the exit status for an error that ended a command."""
     if isinstance(error, ConfigurationError | InvalidOptions | Unauthorized):
         return WRONG_USAGE
     if isinstance(error, ServiceUnreachable | StorageUnavailable):
@@ -100,30 +104,30 @@ def exit_status(error: Exception) -> int:
 
 
 def main() -> NoReturn:
-    """Run the command line; every error becomes a sentence on stderr and an exit status."""
+    """Run the command line. Every error ends as a sentence on stderr and an exit status."""
     status: int | str | None = 0
     try:
         app()
     except SystemExit as end:
         status = end.code
     except RagServiceError as error:
-        status = _tell(error, error.message)
+        status = _report(error, error.message)
     except Exception as error:
-        status = _tell(error, f"{type(error).__name__}: {error}")
-    _leave(status)
+        status = _report(error, f"{type(error).__name__}: {error}")
+    _exit(status)
 
 
-def _tell(error: Exception, sentence: str) -> int:
+def _report(error: Exception, sentence: str) -> int:
     if os.environ.get("RAG_SERVICE_LOG_LEVEL") == "DEBUG":
         traceback.print_exception(error)
     elif not isinstance(error, RagServiceError):
-        sentence += "\nThis was not expected; `rag-service --debug …` shows where it happened."
+        sentence += "\nThis is a bug; `rag-service --debug …` shows the traceback."
     note(f"rag-service: {sentence}")
     return exit_status(error)
 
 
-def _leave(status: int | str | None) -> NoReturn:
-    """Exit without a complaint where nobody reads our output any more."""
+def _exit(status: int | str | None) -> NoReturn:
+    """Exit; without an error message if the reader of stdout has closed it."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

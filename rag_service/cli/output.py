@@ -1,4 +1,4 @@
-"""What commands write: results to stdout, everything else to stderr. Used by every command."""
+"""The output of commands: results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @cache
 def stderr() -> Console:
-    """The console for people; progress bars and notes share it, so that neither breaks."""
+    """Return the console on stderr, which notes and progress bars share."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """A line on stderr, as it is."""
+    """Print a line on stderr, without markup."""
     try:
         stderr().print(text, markup=False)
     except BrokenPipeError:
@@ -32,7 +32,7 @@ def note(text: str) -> None:
 
 
 def print_json(value: BaseModel | Mapping[str, Any]) -> None:
-    """One object on a line of stdout."""
+    """Print one object on one line of stdout."""
     if isinstance(value, Mapping):
         print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
     else:
@@ -42,19 +42,19 @@ def print_json(value: BaseModel | Mapping[str, Any]) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, to_stderr: bool = False
 ) -> None:
-    """Columns, aligned on a terminal, else parted by tabs; None is an empty cell.
+    """Print columns, aligned on a terminal, else separated by tabs; None is an empty cell.
 
-    Nothing is printed where there are no rows. A line is never cut or folded, so that an id can
-    be copied whole.
+    Prints nothing if there are no rows. A line is never cut or wrapped, so that an ID can be
+    copied whole.
     """
     lines = [tuple(columns)]
     lines += [tuple("" if cell is None else one_line(str(cell)) for cell in row) for row in rows]
     stream = sys.stderr if to_stderr else sys.stdout
-    for line in _laid_out(lines, aligned=stream.isatty()) if len(lines) > 1 else ():
+    for line in _format_lines(lines, aligned=stream.isatty()) if len(lines) > 1 else ():
         print(line, file=stream)
 
 
-def _laid_out(lines: list[tuple[str, ...]], *, aligned: bool) -> Iterator[str]:
+def _format_lines(lines: list[tuple[str, ...]], *, aligned: bool) -> Iterator[str]:
     if not aligned:
         yield from ("\t".join(line) for line in lines)
         return
@@ -67,24 +67,24 @@ def _laid_out(lines: list[tuple[str, ...]], *, aligned: bool) -> Iterator[str]:
 
 
 def write_out(pieces: Iterable[str]) -> bool:
-    """Write to stdout; False, from then on for good, where nobody reads it any more."""
+    """Write to stdout. Return False if the reader has closed it; later output is discarded."""
     try:
         sys.stdout.writelines(pieces)
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still in hand goes nowhere at the end, without a complaint.
+        # Otherwise Python reports what is still buffered as an error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     return True
 
 
 def one_line(text: str) -> str:
-    """Without line ends and whatever else a terminal would obey."""
+    """Return the text with line ends and control characters replaced by spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 class NoteHandler(logging.Handler):
-    """Log records as notes, so that they appear above the progress bars."""
+    """Prints log records as notes, so that they appear above the progress bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

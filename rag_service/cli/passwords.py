@@ -1,7 +1,4 @@
-"""Passwords of encrypted PDFs: from a file or asked for, never an argument.
-
-Used by ingest, reprocess and run.
-"""
+"""Passwords of encrypted PDFs: read from a file or a prompt, never from an argument."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _TRIES = 3
 
 
 def read_password(path: Path | None) -> str | None:
-    """The first line of a password file. Raises ConfigurationError."""
+    """Return the first line of a password file, or None without one. Raises ConfigurationError."""
     if path is None:
         return None
     try:
@@ -36,7 +33,7 @@ def read_password(path: Path | None) -> str | None:
 
 
 def locked(views: Iterable[DocumentView]) -> list[DocumentView]:
-    """Those that ended for want of a password."""
+    """Return the documents whose newest run failed because it had no password."""
     return [
         view
         for view in views
@@ -45,15 +42,15 @@ def locked(views: Iterable[DocumentView]) -> list[DocumentView]:
 
 
 def can_ask() -> bool:
-    """Whether somebody is there to answer."""
+    """Return whether stdin and stderr are a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask_and_redo(client: Client, view: DocumentView, changes: dict[str, Any]) -> Redo | None:
-    """Redo the document with a password that is asked for; None where none is given."""
+    """Ask for the password and redo the document; return None if none is given."""
     for _ in range(_TRIES):
         password = typer.prompt(
-            f"Password of {view.filename} (empty: leave it)",
+            f"Password of {view.filename} (empty: skip it)",
             hide_input=True, default="", show_default=False, err=True,
         )  # fmt: skip
         if not password:

@@ -1,4 +1,4 @@
-"""The command `probe`: what an OCR server can take, found by sending pages to it."""
+"""The command `probe`: measures how many requests in flight suit an OCR server."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass
-class _Seen:
-    """What is known so far, kept also when the rest is interrupted or fails."""
+class _Results:
+    """The results so far; they are printed also if the probe is interrupted or fails."""
 
     steps: list[Step]
     slots: int | None = None
@@ -50,27 +50,28 @@ class _Seen:
 
 
 def probe(
-    url: Annotated[str, typer.Argument(help="The OCR server, http://host:port.")],
+    url: Annotated[str, typer.Argument(help="The OCR server's URL, http://host:port.")],
     model: Annotated[
-        str | None, typer.Option(help="The model to ask for, instead of GLMOCR_MODEL.")
+        str | None, typer.Option(help="The model to use instead of GLMOCR_MODEL.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="What a step lasts at least.")] = 10.0,
-    answers: Annotated[
-        int, typer.Option(min=1, help="Answers that a step waits for at least.")
-    ] = 6,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="The least duration of a step, in seconds.")
+    ] = 10.0,
+    answers: Annotated[int, typer.Option(min=1, help="The least number of answers in a step.")] = 6,
     max_latency: Annotated[
-        float, typer.Option(min=0.1, help="Seconds after which an answer is too slow.")
+        float, typer.Option(min=0.1, help="An answer that takes more seconds is too slow.")
     ] = 120.0,
-    most: Annotated[int, typer.Option(min=1, help="Requests in flight never exceeded.")] = 256,
+    most: Annotated[int, typer.Option(min=1, help="The most requests in flight.")] = 256,
     dpi: Annotated[
-        int | None, typer.Option(min=50, max=600, help="The pages' resolution; else ocr.dpi.")
+        int | None,
+        typer.Option(min=50, max=600, help="The resolution of the pages. Default: ocr.dpi."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Draw the steps into this SVG file.")
+        Path | None, typer.Option(dir_okay=False, help="Draw the steps as a plot in this SVG file.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Find how many pages in flight suit an OCR server, by sending it some."""
+    """Measure how many requests in flight suit an OCR server, by sending it sample pages."""
     settings = begin()
     from rag_service.ocr.probe.findings import Bounds
 
@@ -78,13 +79,13 @@ def probe(
         raise ConfigurationError(f"--plot: there is no folder {plot.parent}.")
     server = _server(settings, url, model)
     bounds = Bounds(seconds, answers, max_latency, server.read_timeout, most)
-    seen = _Seen([])
-    _run(server, bounds, dpi or server.dpi, seen, print_json if as_json else _keep_quiet)
-    _report(settings, server, seen, plot, as_json=as_json)
+    results = _Results([])
+    _run(server, bounds, dpi or server.dpi, results, print_json if as_json else _print_nothing)
+    _report(settings, server, results, plot, as_json=as_json)
 
 
 def _server(settings: Settings, url: str, model: str | None) -> OcrOptions:
-    """The settings of requests, for this server. Raises ConfigurationError."""
+    """Return the OCR settings with this server's URL and model. Raises ConfigurationError."""
     from pydantic import ValidationError
 
     from rag_service.config.loader import message_of
@@ -98,12 +99,16 @@ def _server(settings: Settings, url: str, model: str | None) -> OcrOptions:
         raise ConfigurationError(f"{without_password}: {message_of(error.errors()[0])}") from None
 
 
-def _keep_quiet(_step: Step) -> None:
-    """Tables are printed whole."""
+def _print_nothing(_step: Step) -> None:
+    """Print no step yet: the table is printed at the end."""
 
 
 def _run(
-    server: OcrOptions, bounds: Bounds, dpi: int, seen: _Seen, told: Callable[[Step], None]
+    server: OcrOptions,
+    bounds: Bounds,
+    dpi: int,
+    results: _Results,
+    print_step: Callable[[Step], None],
 ) -> None:
     with stderr().status("Drawing pages …") as status:
 
@@ -111,17 +116,17 @@ def _run(
             status.update(f"{in_flight} in flight …")
 
         def ended(step: Step) -> None:
-            seen.steps.append(step)
-            told(step)
+            results.steps.append(step)
+            print_step(step)
 
-        asyncio.run(_measure(server, bounds, dpi, seen, starting, ended))
+        asyncio.run(_measure(server, bounds, dpi, results, starting, ended))
 
 
 async def _measure(
     server: OcrOptions,
     bounds: Bounds,
     dpi: int,
-    seen: _Seen,
+    results: _Results,
     starting: Callable[[int], None],
     ended: Callable[[Step], None],
 ) -> None:
@@ -131,18 +136,18 @@ async def _measure(
     with _interruptible() as stop:
         async with OcrClient(server, connections=bounds.most) as client:
             await _require_answer(client)
-            seen.slots = (await client.limits()).slots
+            results.slots = (await client.limits()).slots
             question = await _question(client, server, dpi)
             async with ProbeLoad(client, question, bounds) as load:
-                seen.ending = await probe(
-                    load, bounds, seen.slots, stop, starting=starting, ended=ended
+                results.ending = await probe(
+                    load, bounds, results.slots, stop, starting=starting, ended=ended
                 )
-            seen.error = load.error
+            results.error = load.error
 
 
 @contextmanager
 def _interruptible() -> Iterator[asyncio.Event]:
-    """An event that the first signal sets; a second one ends the command at once."""
+    """Yield an event that the first signal sets; a second signal ends the command at once."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
 
@@ -161,17 +166,17 @@ def _interruptible() -> Iterator[asyncio.Event]:
 
 
 async def _require_answer(client: OcrClient) -> None:
-    """Raises ServiceUnreachable, or ConfigurationError where it is not a server for us."""
+    """Raise ServiceUnreachable, or ConfigurationError if it is not a usable OCR server."""
     answer = await client.probe()
     if answer.ok:
         return
     if answer.misconfigured:
-        raise ConfigurationError(_in_words_of_probe(answer))
+        raise ConfigurationError(_refusal(answer))
     raise ServiceUnreachable(answer.message)
 
 
-def _in_words_of_probe(answer: Probe) -> str:
-    """The client's message with what may be done here, where the URL is an argument."""
+def _refusal(answer: Probe) -> str:
+    """Return the client's message with advice that fits a URL given as an argument."""
     if answer.other_model:
         return f"{answer.message}; name one with --model."
     return (
@@ -199,26 +204,26 @@ async def _question(client: OcrClient, server: OcrOptions, dpi: int) -> ProbeQue
 
 
 def _report(
-    settings: Settings, server: OcrOptions, seen: _Seen, plot: Path | None, *, as_json: bool
+    settings: Settings, server: OcrOptions, results: _Results, plot: Path | None, *, as_json: bool
 ) -> None:
-    """Print what was found. Raises what the server's errors mean where nothing was."""
+    """Print the findings. Raise the server's error if there are none."""
     from rag_service.diagnosis.probe_advice import advise
     from rag_service.ocr.probe.findings import Ending, conclude
 
-    ending = seen.ending or Ending.INTERRUPTED
-    findings = conclude(seen.steps, ending, seen.slots)
+    ending = results.ending or Ending.INTERRUPTED
+    findings = conclude(results.steps, ending, results.slots)
     if findings is None and ending is not Ending.INTERRUPTED:
-        raise _failure(server, seen.error)
+        raise _failure(server, results.error)
     if findings is not None:
-        advice = advise(seen.steps, findings, settings.ocr.worker_concurrency)
+        advice = advise(results.steps, findings, settings.ocr.worker_concurrency)
         if as_json:
             print_json(findings.model_dump(mode="json") | advice.model_dump(mode="json"))
         else:
-            print_table(_COLUMNS, map(_row, seen.steps))
+            print_table(_COLUMNS, map(_row, results.steps))
             print("\n" + "\n".join(advice.lines(findings)))
-        _draw(server, seen.steps, plot)
+        _draw(server, results.steps, plot)
     if ending is Ending.INTERRUPTED:
-        note("Interrupted; what is printed is what was known.")
+        note("Interrupted; the figures are those measured so far.")
         raise typer.Exit(_INTERRUPTED)
 
 
@@ -261,5 +266,5 @@ def _row(step: Step) -> tuple[object, ...]:
 
 
 def _short(value: float | None) -> str | None:
-    """Three digits that matter."""
+    """Return the number with three significant digits."""
     return None if value is None else f"{value:.3g}"

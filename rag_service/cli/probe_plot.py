@@ -1,4 +1,4 @@
-"""The steps of a probe as an SVG picture. Used by the command `probe`."""
+"""Draws the steps of a probe as an SVG plot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLE = "text{font:12px sans-serif;fill:#333}.axis{stroke:#bbb}.curve{fill:none
 
 
 def draw(title: str, steps: Sequence[Step]) -> str:
-    """Throughput and latency over the number in flight, one above the other; steps double."""
+    """Draw throughput and latency over the number in flight, on a logarithmic axis."""
     measured = with_throughput(steps)
     height = _TOP + len(_CURVES) * (_PANEL + _GAP)
     parts = [

@@ -1,4 +1,4 @@
-"""The commands that are one process each, as compose and the supervisor of `up` run them."""
+"""The commands that run one process each. Compose and `up` run a service with them."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def worker(
         if kind is WorkerKind.PREPARE
         else settings.ocr.worker_concurrency
     )
-    # SIGTERM stays Celery's warm shutdown: forks let go of their runs by themselves.
+    # SIGTERM stays Celery's warm shutdown: the forks release their runs.
     _celery(worker_arguments(kind, forks, settings.log_level))
 
 
 def worker_arguments(kind: WorkerKind, forks: int, log_level: str) -> list[str]:
-    """Celery's command line for a worker of one stage."""
+    """Return Celery's arguments for a worker of one stage."""
     return [
         *("--quiet", "worker", "-Q", kind.value),
         *("--concurrency", str(forks), "--prefetch-multiplier", "1", "-O", "fair"),
@@ -89,7 +89,7 @@ def flower() -> None:
 
     broker_url(settings)
     auth = settings.flower.basic_auth
-    # The API of Flower can stop workers: without credentials it stays shut on loopback too.
+    # Flower's API can stop workers: without credentials it is disabled, on loopback too.
     os.environ.pop("FLOWER_UNAUTHENTICATED_API", None)
     if auth is not None:
         # Not an argument, which every user of the machine can read.
@@ -98,7 +98,7 @@ def flower() -> None:
 
 
 def check_flower(settings: Settings) -> None:
-    """Raise ConfigurationError where Flower would be open to other machines."""
+    """Raise ConfigurationError if Flower would be open to other machines without credentials."""
     if settings.flower.basic_auth is None and settings.flower.host not in LOOPBACK:
         raise ConfigurationError(
             f"flower.host: {settings.flower.host} is not loopback, so Flower needs credentials: "
@@ -107,7 +107,7 @@ def check_flower(settings: Settings) -> None:
 
 
 def layout_server() -> None:
-    """Run the layout server: one model for all forks of a node."""
+    """Run the layout server: one model for all worker forks of this machine."""
     settings = begin_process()
     from workers.servers.layout.layout_server import serve as serve_layout
 
@@ -115,7 +115,7 @@ def layout_server() -> None:
 
 
 def cpu_ocr_server() -> None:
-    """Run the CPU OCR server that speaks the OpenAI protocol."""
+    """Run the CPU OCR server, which speaks the OpenAI protocol."""
     settings = begin_process()
     from workers.servers.cpu_ocr.cpu_ocr_server import serve as serve_ocr
 
@@ -123,7 +123,7 @@ def cpu_ocr_server() -> None:
 
 
 def migrate() -> None:
-    """Bring the database to this version's tables."""
+    """Migrate the database to this version's schema."""
     begin()
     from rag_service.database import schema
 
@@ -132,11 +132,11 @@ def migrate() -> None:
 
 
 def await_postgres(seconds: float) -> None:
-    """Return when PostgreSQL answers; raises ServiceUnreachable after that many seconds."""
+    """Return when PostgreSQL answers. Raise ServiceUnreachable after this many seconds."""
     from rag_service.database import engine
 
     deadline = time.monotonic() + seconds
-    told = False
+    noted = False
     while True:
         try:
             engine.ping()
@@ -144,16 +144,16 @@ def await_postgres(seconds: float) -> None:
         except ServiceUnreachable:
             if time.monotonic() > deadline:
                 raise
-            if not told:
+            if not noted:
                 note(f"PostgreSQL does not answer yet; waiting up to {seconds:g} s.")
-                told = True
+                noted = True
             time.sleep(_MIGRATE_POLL)
 
 
 def _celery(arguments: list[str]) -> NoReturn:
-    """Become Celery's command line, over our application by itself.
+    """Run Celery's command line with our application.
 
-    The command `celery -A` would look for it in the current folder first.
+    `celery -A` would import it from the current folder first.
     """
     from workers.celery_app import app
 

@@ -1,7 +1,4 @@
-"""Follows documents until they have ended, with bars or lines on stderr.
-
-Used by run, ingest and reprocess.
-"""
+"""Follows documents until they are finished, with progress bars or lines on stderr."""
 
 from __future__ import annotations
 
@@ -20,23 +17,23 @@ if TYPE_CHECKING:
 
     from rag_service.knowledgebase.views import DocumentView
 
-# Documents asked after in one round: thousands must not turn a round into minutes.
+# Documents asked for in one round: with thousands, a round would take minutes.
 _WINDOW = 50
 _BARS = 12
-_PATIENCE = 60.0
-_PLAIN_EVERY = 5.0
+_UNREACHABLE_SECONDS = 60.0
+_LINE_SECONDS = 5.0
 
 Fetch = Callable[[str], "DocumentView"]
 
 
 class Display(Protocol):
-    """Shows how documents come along."""
+    """Shows the progress of documents."""
 
     def __enter__(self) -> Display: ...
     def __exit__(self, *_: object) -> None: ...
 
     def update(self, view: DocumentView) -> None:
-        """The newest look at a document."""
+        """Show the newest state of a document."""
 
 
 def follow(
@@ -46,19 +43,19 @@ def follow(
     interval: float,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, DocumentView]:
-    """Poll until every document has ended; the last view of each, without those deleted meanwhile.
+    """Poll until every document is finished. Return the last view of each, except deleted ones.
 
     `check` is called every round and may raise. Raises ServiceUnreachable after a minute
     without an answer.
     """
     waiting = deque(dict.fromkeys(ids))
     ended: dict[str, DocumentView] = {}
-    patience = _Patience()
+    fetcher = _RetryingFetcher(fetch)
     with make_display(len(waiting)) as display:
         while waiting:
             check()
             for _ in range(min(_WINDOW, len(waiting))):
-                view = patience.ask(fetch, waiting[0])
+                view = fetcher.get(waiting[0])
                 if view is not None:
                     display.update(view)
                     if status_text.ended(view):
@@ -72,43 +69,44 @@ def follow(
     return ended
 
 
-class _Patience:
-    """Asks again while the service is away, for a while."""
+class _RetryingFetcher:
+    """Fetches documents; retries for a minute while the service is unreachable."""
 
-    def __init__(self) -> None:
-        self._away_since: float | None = None
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._unreachable_since: float | None = None
 
-    def ask(self, fetch: Fetch, document_id: str) -> DocumentView | None:
-        """The document, or None where it is gone."""
+    def get(self, document_id: str) -> DocumentView | None:
+        """Return the document, or None if it was deleted."""
         while True:
             try:
-                view = fetch(document_id)
+                view = self._fetch(document_id)
             except NotFound:
                 note(f"Document {document_id} was deleted.")
                 return None
             except ServiceUnreachable as error:
                 self._wait(error)
             else:
-                self._away_since = None
+                self._unreachable_since = None
                 return view
 
     def _wait(self, error: ServiceUnreachable) -> None:
         now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = now
-            note(f"{error.message} Asking again for {_PATIENCE:g} s.")
-        if now - self._away_since > _PATIENCE:
+        if self._unreachable_since is None:
+            self._unreachable_since = now
+            note(f"{error.message} Trying again for {_UNREACHABLE_SECONDS:g} s.")
+        if now - self._unreachable_since > _UNREACHABLE_SECONDS:
             raise error
         time.sleep(1.0)
 
 
 def make_display(total: int) -> Display:
-    """Bars on a terminal, else lines."""
+    """Return progress bars on a terminal, else lines."""
     return _Bars(total) if stderr().is_terminal else _Lines()
 
 
 class _Lines:
-    """A line at each change of state, and now and then when pages have come."""
+    """Prints a line when a state changes, and at most every 5 s when pages were read."""
 
     def __init__(self) -> None:
         self._states: dict[str, str] = {}
@@ -123,15 +121,15 @@ class _Lines:
     def update(self, view: DocumentView) -> None:
         state = f"{view.latest_run.status} {view.waiting_for}"
         done, now = view.latest_run.pages.done, time.monotonic()
-        shown, when = self._pages.get(view.id, (0, 0.0))
+        shown, shown_at = self._pages.get(view.id, (0, 0.0))
         changed = self._states.get(view.id) != state
-        if changed or (done != shown and now - when >= _PLAIN_EVERY):
+        if changed or (done != shown and now - shown_at >= _LINE_SECONDS):
             note(f"{view.filename}: {status_text.progress(view)}")
             self._states[view.id], self._pages[view.id] = state, (done, now)
 
 
 class _Bars:
-    """One bar for all documents, and one for each that is at work."""
+    """Shows one bar for all documents, and one for each document in progress."""
 
     def __init__(self, total: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -158,10 +156,10 @@ class _Bars:
     def update(self, view: DocumentView) -> None:
         if status_text.ended(view):
             self._end(view)
-        elif view.id in self._bars or self._worth_a_bar(view):
+        elif view.id in self._bars or self._can_add_bar(view):
             self._show(view)
 
-    def _worth_a_bar(self, view: DocumentView) -> bool:
+    def _can_add_bar(self, view: DocumentView) -> bool:
         return len(self._bars) < _BARS and view.latest_run.status in HELD
 
     def _show(self, view: DocumentView) -> None:

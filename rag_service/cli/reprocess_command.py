@@ -1,4 +1,4 @@
-"""The command `reprocess`: redoes documents by id or by what became of them."""
+"""The command `reprocess`: processes documents again, chosen by ID or by their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = ("id", "file", "action", "pages kept", "pages read again")
 _ACTIONS = {
     "queued": "queued",
     "would_queue": "would be queued",
-    "skipped_active": "skipped, at work already",
+    "skipped_active": "skipped, already in progress",
     "nothing_to_redo": "nothing to redo",
     "no_such_page": "has no such page",
 }
@@ -34,72 +34,82 @@ def register(app: typer.Typer) -> None:
 
 
 def _moment(text: str) -> str:
-    """A time as people type it, without an offset in local time, in the words of the API."""
+    """Return a typed time in ISO 8601 for the API; without an offset it is local time."""
     try:
         return datetime.fromisoformat(text).astimezone().isoformat()
     except (ValueError, OverflowError) as error:
         raise typer.BadParameter(
-            f"{text!r} is no time, as in 2026-03-01 or 2026-03-01 14:30."
+            f"{text!r} is not a time such as 2026-03-01 or '2026-03-01 14:30'."
         ) from error
 
 
-_DOCUMENTS = "Which documents: all that is given narrows them together"
-_PAGES = "Pages of theirs that are read again although they are good; the others stay"
+_DOCUMENTS = "Which documents (several options are combined with AND)"
+_PAGES = "Which good pages of them are read again (the others are kept)"
 
 _Failed = Annotated[
-    bool, typer.Option("--failed", help="Whose newest run failed.", rich_help_panel=_DOCUMENTS)
+    bool,
+    typer.Option("--failed", help="Documents whose newest run failed.", rich_help_panel=_DOCUMENTS),
 ]
 _Error = Annotated[
     str | None,
     typer.Option(
-        help="Whose newest run, or a page of it, has this code.", rich_help_panel=_DOCUMENTS
+        help="Documents whose newest run, or a page of it, has this code.",
+        rich_help_panel=_DOCUMENTS,
     ),
 ]
 _Collection = Annotated[
-    str | None, typer.Option(help="Of this collection.", rich_help_panel=_DOCUMENTS)
+    str | None, typer.Option(help="Documents of this collection.", rich_help_panel=_DOCUMENTS)
 ]
 _Since = Annotated[
     str | None,
     typer.Option(
         parser=_moment, metavar="TIME", rich_help_panel=_DOCUMENTS,
-        help="Whose newest run ended then or later.",
+        help="Documents whose newest run ended at this time or later.",
     ),
 ]  # fmt: skip
 _Before = Annotated[
     str | None,
     typer.Option(
         parser=_moment, metavar="TIME", rich_help_panel=_DOCUMENTS,
-        help="Whose newest run ended earlier.",
+        help="Documents whose newest run ended before this time.",
     ),
 ]  # fmt: skip
 _ParserWas = Annotated[
-    str | None, typer.Option(help="Whose text is this parser's.", rich_help_panel=_DOCUMENTS)
+    str | None,
+    typer.Option(help="Documents whose text came from this parser.", rich_help_panel=_DOCUMENTS),
 ]
 _Truncated = Annotated[
-    bool, typer.Option("--truncated", help="Whose text was cut.", rich_help_panel=_PAGES)
+    bool, typer.Option("--truncated", help="Pages whose text was cut.", rich_help_panel=_PAGES)
 ]
 _ModelWas = Annotated[
-    str | None, typer.Option(help="That this model read.", rich_help_panel=_PAGES)
+    str | None, typer.Option(help="Pages that this model read.", rich_help_panel=_PAGES)
 ]
 _EngineWas = Annotated[
-    str | None, typer.Option(help="That this engine read.", rich_help_panel=_PAGES)
+    str | None, typer.Option(help="Pages that this engine read.", rich_help_panel=_PAGES)
 ]
 _VersionWas = Annotated[
-    str | None, typer.Option(help="Of this version of the parser.", rich_help_panel=_PAGES)
+    str | None,
+    typer.Option(help="Pages that this version of the parser read.", rich_help_panel=_PAGES),
 ]
 _DpiWas = Annotated[
-    int | None, typer.Option(min=1, help="Drawn at this resolution.", rich_help_panel=_PAGES)
+    int | None,
+    typer.Option(
+        min=1, help="Pages that were rendered at this resolution.", rich_help_panel=_PAGES
+    ),
 ]
 _Pages = Annotated[
-    str | None, typer.Option(metavar="3,7-9", help="With these numbers.", rich_help_panel=_PAGES)
+    str | None,
+    typer.Option(metavar="3,7-9", help="Pages with these numbers.", rich_help_panel=_PAGES),
 ]
-_AllPages = Annotated[bool, typer.Option("--all-pages", help="Read good pages again too.")]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+_AllPages = Annotated[bool, typer.Option("--all-pages", help="Read all good pages again.")]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
+]
 
 
 def reprocess(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Documents by their id.")
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Document IDs.")
     ] = None,
     failed: _Failed = False,
     error: _Error = None,
@@ -121,7 +131,7 @@ def reprocess(
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
-    """Redo documents; good pages are kept, the old text stays until the new one is there."""
+    """Process documents again. Good pages are kept; the old text stays until the new is stored."""
     of_pages = {
         "truncated": truncated, "model_was": model_was, "engine_was": engine_was,
         "version_was": version_was, "dpi_was": dpi_was,
@@ -132,10 +142,10 @@ def reprocess(
     }  # fmt: skip
     changes = {"parser": parser, "ocr": ocr, "all_pages": all_pages, "pages": pages}
     if password_file and not ids:
-        raise typer.BadParameter("needs the IDs of the documents.", param_hint="--password-file")
+        raise typer.BadParameter("name the document IDs.", param_hint="--password-file")
     if password_file and (pages or any(of_pages.values())):
         raise typer.BadParameter(
-            "what is locked has no pages to choose from.", param_hint="--password-file"
+            "an encrypted document has no pages to choose from.", param_hint="--password-file"
         )
     _send(selectors, changes, password_file, dry_run=dry_run, wait=wait, as_json=as_json)
 
@@ -166,20 +176,20 @@ def _send(
 def _redo_named(
     client: Client, selectors: dict[str, Any], changes: dict[str, Any], password: str | None
 ) -> list[Redo]:
-    """With the password, or with one that is asked for where a document needs it."""
+    """Redo with the password, or ask for one for each document that needs it."""
     from rag_service.cli.passwords import ask_and_redo, can_ask, locked
 
     if password is None and not can_ask():
         return client.redo_many(selectors | changes)
-    # Each by itself, once all ids are known and narrowed by the other selectors.
-    meant = client.redo_many(selectors | changes | {"dry_run": True})
-    ids = [redo.id for redo in meant]
+    # A dry run checks the IDs and applies the other selectors; then each document is redone.
+    selected = client.redo_many(selectors | changes | {"dry_run": True})
+    ids = [redo.id for redo in selected]
     if password is not None:
         return [client.redo(one, changes | {"password": password}) for one in ids]
-    would_queue = [redo.id for redo in meant if redo.action == "would_queue"]
-    needy = {view.id: view for view in locked(client.document(one) for one in would_queue)}
-    asked = [ask_and_redo(client, view, changes) for view in needy.values()]
-    rest = [one for one in ids if one not in needy]
+    would_queue = [redo.id for redo in selected if redo.action == "would_queue"]
+    encrypted = {view.id: view for view in locked(client.document(one) for one in would_queue)}
+    asked = [ask_and_redo(client, view, changes) for view in encrypted.values()]
+    rest = [one for one in ids if one not in encrypted]
     redone = client.redo_many(selectors | changes | {"ids": rest}) if rest else []
     return redone + [redo for redo in asked if redo is not None]
 

@@ -1,4 +1,4 @@
-"""The command `run`: the whole job on some files, with everything it needs started and stopped."""
+"""The command `run`: processes files with a temporary service and prints their text."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 _INTERVAL = 0.25
 _PAGES = 100
-# The folder is thrown away, so there is little to bring to a good end.
+# Short, because the data folder is deleted afterwards.
 _DRAIN_SECONDS = 5.0
-# Kinds of pages; those of the second line have a column where there are any.
+# Page states; those in the second line have a column only if a document has such pages.
 _USUAL = ("native", "ocr", "blank")
 _UNUSUAL = ("no_text", "truncated", "failed")
 
@@ -51,8 +51,8 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass
-class _Sent:
-    """A file, what it is called here, and the document that it became or why it did not."""
+class _Input:
+    """A file, its label in the output, and its document or the error that refused it."""
 
     path: Path
     label: str
@@ -61,29 +61,29 @@ class _Sent:
     view: DocumentView | None = None
 
     @property
-    def well(self) -> bool:
+    def succeeded(self) -> bool:
         return self.view is not None and status_text.succeeded(self.view)
 
 
 def run(
     files: Annotated[
-        list[Path], typer.Argument(exists=True, dir_okay=False, help="PDFs and pictures.")
+        list[Path], typer.Argument(exists=True, dir_okay=False, help="PDFs and images.")
     ],
     ocr: Ocr = None,
     parser: Parser = None,
-    form: Annotated[
-        Format, typer.Option("--format", help="How the documents are printed.")
-    ] = Format.MD,
+    form: Annotated[Format, typer.Option("--format", help="The output format.")] = Format.MD,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     password_file: PasswordFile = None,
     output: Annotated[
         Path | None,
-        typer.Option(file_okay=False, help="A folder to write into, instead of stdout."),
+        typer.Option(
+            file_okay=False, help="Write a file per document into this folder, not to stdout."
+        ),
     ] = None,
 ) -> None:
-    """Do the whole job on some files and print their text."""
+    """Process files and print their text; all servers that it needs are started and stopped."""
     settings = begin()
-    # Wrong settings and options are said before anything is started for them.
+    # Wrong settings and options are reported before anything is started.
     _check(settings, ocr)
     _options(settings, ocr, parser)
     password = read_password(password_file)
@@ -95,16 +95,16 @@ def run(
         with stop_in_order(service.kill), service:
             note("Starting …")
             settings = _start(settings, service, folder, ocr)
-            sent = _take_in(settings, files, _options(settings, ocr, parser), password)
-            _follow(settings, sent, service)
-            _print(sent, form, output)
-    _report(sent)
-    if not all(one.well for one in sent):
+            inputs = _add_files(settings, files, _options(settings, ocr, parser), password)
+            _follow(settings, inputs, service)
+            _print(inputs, form, output)
+    _report(inputs)
+    if not all(one.succeeded for one in inputs):
         raise typer.Exit(1)
 
 
 def _check(settings: Settings, ocr: OcrMode | None) -> None:
-    """Raises ConfigurationError; where no page goes to a server, none need be named."""
+    """Raise ConfigurationError. Without OCR no server needs to be set."""
     from rag_service.config.loader import warn_of_doubtful_settings
 
     check_worker(settings)
@@ -115,7 +115,7 @@ def _check(settings: Settings, ocr: OcrMode | None) -> None:
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """A folder that the next start removes if a crash of ours leaves it behind."""
+    """Yield a folder that the next start removes if this process is killed."""
     from rag_service.embedded.folder import RuntimeFolder
 
     folder = RuntimeFolder(Path(tempfile.gettempdir()))
@@ -140,7 +140,7 @@ def _start(
     own_ocr = settings.needs_ocr_server and ocr is not OcrMode.OFF
     environment = _environment(settings, folder, own_ocr=own_ocr)
     if ocr is OcrMode.OFF:
-        # Nothing travels, so maintenance needs no key of a service that would be asked.
+        # No page is sent, so maintenance must not require a key for RunPod.
         environment["RAG_SERVICE_OCR_TRANSPORT"] = "direct"
     settings = service.start_servers(environment)
     check_service(settings)
@@ -151,13 +151,13 @@ def _start(
 
 
 def _environment(settings: Settings, folder: Path, *, own_ocr: bool) -> dict[str, str]:
-    """What differs from the settings, for us and our children."""
+    """Return the variables that override the settings of this process and its children."""
     from rag_service.cli.start_plan import embedded_ocr_environment
     from rag_service.embedded.folder import free_port
 
     environment = {}
     if settings.database.url is None:
-        # Bytes live as long as the rows that name them: both go when we end.
+        # Bytes belong to the rows that name them, and the database is temporary.
         environment["RAG_SERVICE_DATA_DIR"] = str(folder)
         environment["RAG_SERVICE_STORAGE_URL"] = (folder / "documents").as_uri()
     if own_ocr:
@@ -165,32 +165,32 @@ def _environment(settings: Settings, folder: Path, *, own_ocr: bool) -> dict[str
     return environment
 
 
-def _take_in(
+def _add_files(
     settings: Settings, files: list[Path], options: IntakeOptions, password: str | None
-) -> list[_Sent]:
-    """Hand the files to intake while the workers start."""
+) -> list[_Input]:
+    """Add the files as documents while the workers start."""
     from rag_service.documents.storage import DocumentStore
 
     store = DocumentStore(settings)
 
-    def accept(path: Path) -> str:
+    def add(path: Path) -> str:
         from rag_service.documents import intake
         from rag_service.documents.incoming_file import IncomingFile
 
         require_regular(path)
-        with IncomingFile(settings) as spool:
+        with IncomingFile(settings) as incoming:
             with path.open("rb") as file:
-                spool.copy_from(file)
-            with _unlocked(settings, spool, password) as decrypted:
+                incoming.copy_from(file)
+            with _unlocked(settings, incoming, password) as decrypted:
                 return intake.accept(
-                    settings, store, spool, path.name, options, decrypted=decrypted
+                    settings, store, incoming, path.name, options, decrypted=decrypted
                 ).id
 
-    return [_sent(path, label, accept) for path, label in labelled(files)]
+    return [_add_file(path, label, add) for path, label in labelled(files)]
 
 
 def labelled(files: list[Path]) -> list[tuple[Path, str]]:
-    """Each file once, with its name, or with the path as given where two have the same name."""
+    """Return each file once, with its name, or with its path if two files have the same name."""
     files = list(dict.fromkeys(files))
     names = Counter(path.name for path in files)
     return [(path, path.name if names[path.name] == 1 else str(path)) for path in files]
@@ -198,9 +198,9 @@ def labelled(files: list[Path]) -> list[tuple[Path, str]]:
 
 @contextmanager
 def _unlocked(
-    settings: Settings, spool: IncomingFile, password: str | None
+    settings: Settings, incoming: IncomingFile, password: str | None
 ) -> Iterator[Path | None]:
-    """A readable copy of an encrypted PDF; None where there is no password or no need."""
+    """Yield a decrypted copy of an encrypted PDF, or None without a password or encryption."""
     if password is None:
         yield None
         return
@@ -209,7 +209,7 @@ def _unlocked(
     from rag_service.documents.decryption import unlocked
 
     with asyncio.Runner() as loop:
-        copy = unlocked(settings, spool.path, spool.finish(), password)
+        copy = unlocked(settings, incoming.path, incoming.finish(), password)
         path = loop.run(copy.__aenter__())
         try:
             yield path
@@ -217,17 +217,17 @@ def _unlocked(
             loop.run(copy.__aexit__(None, None, None))
 
 
-def _sent(path: Path, label: str, accept: Callable[[Path], str]) -> _Sent:
-    """A file that is refused does not stop the others."""
+def _add_file(path: Path, label: str, add: Callable[[Path], str]) -> _Input:
+    """Add one file; its refusal does not stop the others."""
     try:
-        return _Sent(path, label, id=accept(path))
+        return _Input(path, label, id=add(path))
     except (DocumentError, RequestError, Unreadable) as error:
-        return _Sent(path, label, error=error)
+        return _Input(path, label, error=error)
     except OSError as error:
-        return _Sent(path, label, error=unreadable(error))
+        return _Input(path, label, error=unreadable(error))
 
 
-def _follow(settings: Settings, sent: list[_Sent], service: LocalService) -> None:
+def _follow(settings: Settings, inputs: list[_Input], service: LocalService) -> None:
     from rag_service.cli.progress import follow
     from rag_service.knowledgebase import document_queries
 
@@ -235,22 +235,22 @@ def _follow(settings: Settings, sent: list[_Sent], service: LocalService) -> Non
         view = document_queries.get_document(document_id, settings.page_server)
         if view is None:
             raise NotFound()
-        # Ours is only starting; one that dies is told of by `check`.
+        # The worker is only starting; `check` reports one that ends.
         starting = view.waiting_for is WaitingFor.WORKER
         return view.model_copy(update={"waiting_for": None}) if starting else view
 
-    ids = [one.id for one in sent if one.id is not None]
+    ids = [one.id for one in inputs if one.id is not None]
     ended = follow(ids, fetch, interval=_INTERVAL, check=service.check)
-    for one in sent:
+    for one in inputs:
         view = ended.get(one.id or "")
-        # The same bytes under two names are one document: each is shown under its own.
+        # Two files with the same bytes are one document; each is shown under its own name.
         one.view = view and view.model_copy(update={"filename": one.label})
 
 
-def _print(sent: list[_Sent], form: Format, output: Path | None) -> None:
-    """Write each file's text, the good pages of a failed document included."""
+def _print(inputs: list[_Input], form: Format, output: Path | None) -> None:
+    """Write each file's text; for a failed document the good pages."""
     taken: set[str] = set()
-    for one in sent:
+    for one in inputs:
         if one.view is None:
             continue
         pieces = document_formats.document(one.view, _pages(one.view), form)
@@ -272,7 +272,7 @@ def _pages(view: DocumentView) -> Iterator[PageView]:
 
 
 def _free_name(folder: Path, stem: str, suffix: str, taken: set[str]) -> Path:
-    """A name that no other document of this run has; an older file is replaced."""
+    """Return a path that no other document of this command has; an older file is replaced."""
     name, number = f"{stem}{suffix}", 1
     while name in taken:
         number += 1
@@ -281,18 +281,18 @@ def _free_name(folder: Path, stem: str, suffix: str, taken: set[str]) -> Path:
     return folder / name
 
 
-def _report(sent: list[_Sent]) -> None:
-    """A row a file, on stderr."""
-    kinds = [*_USUAL, *(kind for kind in _UNUSUAL if any(_count(one, kind) for one in sent))]
+def _report(inputs: list[_Input]) -> None:
+    """Print a table with a row per file on stderr."""
+    kinds = [*_USUAL, *(kind for kind in _UNUSUAL if any(_count(one, kind) for one in inputs))]
     columns = ("file", "id", "status", *kinds, "seconds", "warnings", "error")
-    print_table(columns, [_row(one, kinds) for one in sent], to_stderr=True)
+    print_table(columns, [_row(one, kinds) for one in inputs], to_stderr=True)
 
 
-def _count(one: _Sent, kind: str) -> int | None:
+def _count(one: _Input, kind: str) -> int | None:
     return getattr(one.view.pages, kind) if one.view else None
 
 
-def _row(one: _Sent, kinds: list[str]) -> tuple[object, ...]:
+def _row(one: _Input, kinds: list[str]) -> tuple[object, ...]:
     view, counts = one.view, [_count(one, kind) for kind in kinds]
     if view is None:
         error = f"{one.error.code}: {one.error.message}" if one.error else ""

@@ -1,4 +1,4 @@
-"""How `run` and `up` end: the first signal stops them in order, the second at once."""
+"""Signal handling of `run` and `up`: the first signal stops them in order, the second at once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(SystemExit):
-    """A signal asks us to stop; the exit status is the shell's for it."""
+    """Raised by the first signal; its exit status is 128 plus the signal's number."""
 
 
 @contextmanager
 def stop_in_order(force: Callable[[], None]) -> Iterator[None]:
-    """Inside, a signal raises Stopped; a second one calls `force` and ends the process."""
+    """Within the context a signal raises Stopped; a second one calls `force` and exits."""
     received: list[int] = []
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -27,7 +27,7 @@ def stop_in_order(force: Callable[[], None]) -> Iterator[None]:
         if len(received) > 1:
             force()
             os._exit(128 + number)
-        note("Stopping; once more stops at once.")
+        note("Stopping. Press Ctrl-C again to stop at once.")
         raise Stopped(128 + number)
 
     before = {number: signal.signal(number, handle) for number in _SIGNALS}

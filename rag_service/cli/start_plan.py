@@ -1,4 +1,4 @@
-"""What `run` and `up` start beside the database and the broker: programs, order, environment."""
+"""The programs that `run` and `up` start besides the servers: command, order, environment."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 OCR_SERVER, MAINTENANCE, API, FLOWER = "cpu-ocr-server", "maintenance", "api", "flower"
 PROGRAMS = (OCR_SERVER, MAINTENANCE, Stage.OCR.value, Stage.PREPARE.value, API, FLOWER)
 
-# Importing a worker or loading the OCR model takes seconds, on a busy small machine many.
+# Importing a worker or loading the OCR model takes seconds, on a busy small machine longer.
 _READY_SECONDS = 120.0
 _PROBE_SECONDS = 2.0
-# What a worker needs beside its soft shutdown to say goodbye to broker and database.
-_GOODBYE_SECONDS = 10.0
+# What a worker needs after its soft shutdown to disconnect from broker and database.
+_DISCONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class StartPlan:
-    """Makes the programs over one folder; `drain_seconds` is what a worker gets to stop."""
+    """Builds the programs of a service. A worker gets `drain_seconds` to stop."""
 
     settings: Settings
     logs: Path
@@ -38,7 +38,7 @@ class StartPlan:
         return self._program(OCR_SERVER, "cpu-ocr-server", ready=lambda: _answers(url))
 
     def workers(self) -> list[Program]:
-        """Maintenance first, so that it is the last to stop and sees what the others leave."""
+        """Return maintenance first: it stops last and releases what the others leave."""
         return [
             self._program(MAINTENANCE, "worker", "maintenance"),
             self._worker(Stage.OCR),
@@ -46,7 +46,7 @@ class StartPlan:
         ]
 
     def prepare_only(self) -> list[Program]:
-        """The workers where no page goes to the OCR server."""
+        """Return the workers of a service that sends no page to an OCR server."""
         return [program for program in self.workers() if program.name != Stage.OCR]
 
     def api(self) -> Program:
@@ -54,20 +54,20 @@ class StartPlan:
         return self._program(API, "serve", ready=lambda: _answers(url))
 
     def flower(self) -> Program:
-        """Nothing waits for it: a monitor that is away costs nobody a document."""
+        """Return Flower. Nothing waits until it is ready: documents do not need it."""
         return self._program(FLOWER, "flower")
 
     def api_url(self) -> str:
-        return f"http://{_reachable(self.settings.api.host)}:{self.settings.api.port}"
+        return f"http://{_connect_host(self.settings.api.host)}:{self.settings.api.port}"
 
     def flower_url(self) -> str:
-        return f"http://{_reachable(self.settings.flower.host)}:{self.settings.flower.port}"
+        return f"http://{_connect_host(self.settings.flower.host)}:{self.settings.flower.port}"
 
     def _worker(self, stage: Stage) -> Program:
         return self._program(
             stage.value, "worker", stage.value,
             ready=lambda: _consumes(stage),
-            stop_seconds=self.drain_seconds + _GOODBYE_SECONDS,
+            stop_seconds=self.drain_seconds + _DISCONNECT_SECONDS,
         )  # fmt: skip
 
     def _program(
@@ -75,7 +75,7 @@ class StartPlan:
         name: str,
         *arguments: str,
         ready: Callable[[], bool] | None = None,
-        stop_seconds: float = _GOODBYE_SECONDS,
+        stop_seconds: float = _DISCONNECT_SECONDS,
     ) -> Program:
         from rag_service.embedded import Program
 
@@ -98,7 +98,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def embedded_ocr_environment(settings: Settings, host: str, port: int) -> dict[str, str]:
-    """What every process must know of the CPU OCR server, with the numbers that suit it."""
+    """Return the variables for the CPU OCR server: its address and the limits that suit it."""
     from rag_service.config.loader import is_chosen
     from workers.servers.cpu_ocr.ocr_engine import model_name
 
@@ -116,12 +116,12 @@ def embedded_ocr_environment(settings: Settings, host: str, port: int) -> dict[s
 
 
 def cpu_ocr_url(host: str, port: int) -> str:
-    """Where processes of this machine find the CPU OCR server."""
-    return f"http://{_reachable(host)}:{port}"
+    """Return the URL of the CPU OCR server for processes of this machine."""
+    return f"http://{_connect_host(host)}:{port}"
 
 
-def _reachable(host: str) -> str:
-    """An address to connect to, for one to listen on."""
+def _connect_host(host: str) -> str:
+    """Return the host to connect to for a host that a server listens on."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     return f"[{host}]" if ":" in host else host
 
@@ -130,7 +130,7 @@ def _answers(url: str) -> bool:
     import httpx
 
     try:
-        # A proxy of the environment is not for our own machine.
+        # No proxy from the environment: the server is on this machine.
         with httpx.Client(trust_env=False, timeout=_PROBE_SECONDS) as client:
             return client.get(url).is_success
     except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""A document's state in words and cells for people. Used by tables and progress."""
+"""Texts for tables and progress lines: states, pages, reasons to wait, errors, times."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 _MINUTE, _HOUR = 60, 3600
 _WAITS = {
-    WaitingFor.WORKER: "no worker is alive",
+    WaitingFor.WORKER: "no worker is running",
     WaitingFor.QUEUE: "in the queue",
-    WaitingFor.OCR_SERVER: "the OCR server is away",
+    WaitingFor.OCR_SERVER: "for the OCR server, which is out",
     WaitingFor.REMOTE_JOB: "for a job on RunPod",
-    WaitingFor.RETRY: "for a later try",
-    WaitingFor.MEMORY_GUARD: "the machine is short of memory",
+    WaitingFor.RETRY: "for a later try of a page",
+    WaitingFor.MEMORY_GUARD: "for free memory on the worker's machine",
 }
 _VERDICTS = {
-    Verdict.UNKNOWN: "not known",
+    Verdict.UNKNOWN: "unknown",
     Verdict.IDLE: "idle",
     Verdict.STARVED: "starved",
-    Verdict.FRONT_END_BOUND: "bound by its front end",
-    Verdict.KV_BOUND: "bound by its KV cache",
+    Verdict.FRONT_END_BOUND: "limited by its front end",
+    Verdict.KV_BOUND: "limited by its KV cache",
     Verdict.SATURATED: "full",
     Verdict.OVERLOADED: "overloaded",
     Verdict.SERIALISING: "one page at a time",
@@ -42,17 +42,17 @@ _VERDICTS = {
 
 
 def ended(view: DocumentView) -> bool:
-    """Whether nothing is at work on the document any more."""
+    """Return whether the document's newest run is finished."""
     return view.latest_run.status in TERMINAL
 
 
 def succeeded(view: DocumentView) -> bool:
-    """Whether the newest run ended well."""
+    """Return whether the newest run ended as `processed`."""
     return view.latest_run.status is RunState.PROCESSED
 
 
 def state(view: DocumentView) -> str:
-    """Status, and what else must be known to read it rightly."""
+    """Return the status; marked if the text is incomplete or the newest run differs."""
     parts = [str(view.status)]
     if view.incomplete:
         parts.append("(incomplete)")
@@ -62,7 +62,7 @@ def state(view: DocumentView) -> str:
 
 
 def waiting(view: DocumentView) -> str:
-    """Why the newest run waits and at which place; empty where it does not."""
+    """Return why the newest run waits and its place in the queue, or "" if it does not wait."""
     if view.waiting_for is None:
         return ""
     reason = _WAITS[view.waiting_for]
@@ -70,7 +70,7 @@ def waiting(view: DocumentView) -> str:
 
 
 def pages(counts: PageCounts) -> str:
-    """Read of all, and those that failed: `3/10`, `0/1, 1 failed`; nothing while none is known."""
+    """Return `3/10` or `0/1, 1 failed`: pages read of all; "" while the total is unknown."""
     if counts.total is None:
         return ""
     failed = f", {counts.failed} failed" if counts.failed else ""
@@ -78,7 +78,7 @@ def pages(counts: PageCounts) -> str:
 
 
 def progress(view: DocumentView) -> str:
-    """The newest run's state, page x of y, the time left or why it waits."""
+    """Return the newest run's state, its pages, the time left, why it waits, its error."""
     run = view.latest_run
     parts = [str(run.status)]
     if run.pages.total:
@@ -88,7 +88,7 @@ def progress(view: DocumentView) -> str:
     if view.eta_seconds and not ended(view):
         parts.append(f"{duration(view.eta_seconds)} left")
     if view.waiting_for:
-        parts.append(f"waits: {waiting(view)}")
+        parts.append(f"waiting: {waiting(view)}")
     if run.error:
         parts.append(f"{run.error.code}: {run.error.message}")
     return ", ".join(parts)
@@ -99,13 +99,13 @@ def error(found: ErrorView | None) -> str:
 
 
 def warning_counts(warnings: Iterable[WarningView]) -> str:
-    """`page_truncated x2, repaired_pdf`."""
+    """Return `page_truncated x2, repaired_pdf`."""
     counts = Counter(warning.code for warning in warnings)
     return ", ".join(f"{code} x{n}" if n > 1 else code for code, n in sorted(counts.items()))
 
 
 def status_counts(views: Iterable[DocumentView]) -> str:
-    """`3 documents: 2 processed, 1 failed`."""
+    """Return `3 documents: 2 processed, 1 failed`."""
     counts = Counter(str(view.status) for view in views)
     total = sum(counts.values())
     listed = ", ".join(f"{n} {status}" for status, n in counts.most_common())
@@ -113,7 +113,7 @@ def status_counts(views: Iterable[DocumentView]) -> str:
 
 
 def page_ranges(numbers: Iterable[int]) -> str:
-    """`1-8, 12`."""
+    """Return `1-8, 12`."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and ranges[-1][-1] == number - 1:
@@ -124,7 +124,7 @@ def page_ranges(numbers: Iterable[int]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """4.2 s, 3 min 05 s, 2 h 10 min."""
+    """Return 4.2 s, 3 min 05 s or 2 h 10 min."""
     if seconds is None:
         return ""
     if seconds < _MINUTE:
@@ -136,12 +136,12 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(when: datetime) -> str:
-    """Local time to the second."""
+    """Return the local time to the second."""
     return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def server(view: ServerView) -> str:
-    """How full an OCR server is, who is the bottleneck, and what to do."""
+    """Return how busy an OCR server is, the bottleneck, and what to do."""
     since = f" since {moment(view.starved_since)}" if view.starved_since else ""
     rate = f"{view.latest.pages_per_minute:.0f} pages in the last minute"
     state = f"{view.url}: {_VERDICTS[view.latest.verdict]}{since}, {rate}. {view.latest.sentence}"

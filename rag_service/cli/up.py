@@ -1,4 +1,4 @@
-"""The command `up`: everything started, kept alive and shown, until a signal stops it in order."""
+"""The command `up`: starts the whole service and keeps it running until a signal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def up() -> None:
-    """Start the whole service and stay; Ctrl-C brings it to a good end."""
+    """Start the whole service and keep it running; Ctrl-C stops it in order."""
     settings = begin_process()
     own_ocr = settings.needs_ocr_server
     _check(settings, own_ocr=own_ocr)
@@ -41,9 +41,9 @@ def up() -> None:
 
 
 def _check(settings: Settings, *, own_ocr: bool) -> None:
-    """Raise for what would stop or spoil a child, before anything is started.
+    """Check what a child would fail on, before anything is started.
 
-    ConfigurationError, StorageUnavailable.
+    Raises ConfigurationError, StorageUnavailable.
     """
     from rag_service.api.auth import require_safe_binding
     from rag_service.cli.checks import check_service, check_transport
@@ -70,22 +70,25 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     programs = [*plan.workers(), plan.api()]
     service.start([plan.ocr_server(), *programs] if own_ocr else programs)
     service.wait_until_ready()
-    # It asks the workers about themselves once, when it starts.
+    # Flower asks the workers for their details only once, when it starts.
     service.start([plan.flower()])
-    note(_where(plan, own_ocr=own_ocr))
+    note(_summary(plan, own_ocr=own_ocr))
     while True:
         time.sleep(_INTERVAL)
 
 
-def _where(plan: StartPlan, *, own_ocr: bool) -> str:
+def _summary(plan: StartPlan, *, own_ocr: bool) -> str:
     settings = plan.settings
-    door = "needs the key (RAG_SERVICE_API_KEY)" if settings.api.key else "loopback, no key"
+    access = "needs the key RAG_SERVICE_API_KEY" if settings.api.key else "loopback, no key"
     lines = [
-        ("API", f"{plan.api_url()} ({door}); its description: {plan.api_url()}/docs"),
+        ("API", f"{plan.api_url()} ({access}); documentation: {plan.api_url()}/docs"),
         ("Flower", plan.flower_url()),
-        ("OCR server", f"{settings.page_server}{' (ours, on the CPU)' if own_ocr else ''}"),
+        (
+            "OCR server",
+            f"{settings.page_server}{' (started by `up`, on the CPU)' if own_ocr else ''}",
+        ),
         ("Data", str(settings.data_dir)),
         ("Logs", str(plan.logs)),
     ]
     listed = "\n".join(f"  {name:<16} {value}" for name, value in lines)
-    return f"\nEverything is up:\n{listed}\nSend files: rag-service ingest FILE…   Stop: Ctrl-C\n"
+    return f"\nThe service is up:\n{listed}\nSend files: rag-service ingest FILE…   Stop: Ctrl-C\n"

@@ -214,7 +214,7 @@ class Up:
     def start(self) -> None:
         with self.log.open("w") as output:
             self.program = subprocess.Popen([*COMMAND, "up"], env=self.env, stderr=output)
-        wait_until(lambda: "Everything is up" in self.text or self.program.poll() is not None)
+        wait_until(lambda: "The service is up" in self.text or self.program.poll() is not None)
         assert self.program.poll() is None, self.text
 
     def stop(self, number: signal.Signals) -> int:
@@ -376,7 +376,7 @@ def test_cancel_and_delete_tell_each_documents_fate(up: Up, tmp_path: Path) -> N
     unknown = "0" * 32
     ended = up.cli("cancel", one["id"], unknown, "--json")
     assert ended.returncode == 1
-    assert [fate["result"] for fate in objects(ended)] == ["nothing was at work", "not found"]
+    assert [fate["result"] for fate in objects(ended)] == ["no run to cancel", "not found"]
     assert up.cli("delete", one["id"]).returncode == 2
     assert up.cli("delete", one["id"], "--yes").returncode == 0
     assert up.cli("status", one["id"]).returncode == 1

@@ -51,7 +51,8 @@ def test_a_document_store_that_is_away_for_a_moment_fails_no_document(rig: Rig) 
     away = folder.with_name("away")
     folder.rename(away)
     rig.service.programs.wait_until(
-        lambda: "document store is away" in rig.service.programs.tails(), "a fork misses the store"
+        lambda: "Cannot reach the document store" in rig.service.programs.tails(),
+        "a fork misses the store",
     )
     time.sleep(_AWAY_SECONDS)
     away.rename(folder)

@@ -41,7 +41,7 @@ def test_ingest_says_what_it_did_not_send(
     os.mkfifo(tmp_path / "pipe.pdf")
     done = cli("ingest", tmp_path)
     assert done.returncode == 1
-    assert "1 file was passed by" in done.stderr
+    assert "1 file skipped" in done.stderr
     assert "notes.txt" in done.stderr
     head, *rows = (line.split("\t") for line in done.stdout.splitlines())
     found = {Path(row[0]).name: dict(zip(head, row, strict=True)) for row in rows}

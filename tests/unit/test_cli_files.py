@@ -1,4 +1,4 @@
-"""Which files `ingest` takes from the paths it is given, and what it says of the others."""
+"""Which files `ingest` takes from the given paths, and how it reports the others."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ def make(folder: Path, *names: str) -> None:
         path.touch()
 
 
-def test_folders_give_known_kinds_sorted_and_nothing_hidden(tmp_path: Path) -> None:
+def test_folders_give_known_types_sorted_and_no_hidden_files(tmp_path: Path) -> None:
     make(tmp_path, "b.PDF", "a.txt", "c/d.tiff", "c/.e.pdf", ".git/f.pdf", "a.jpeg", "g.webp")
     found = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path]).files]
     assert found == ["a.jpeg", "b.PDF", "g.webp", "c/d.tiff"]
@@ -37,20 +37,20 @@ def test_a_file_is_taken_once(tmp_path: Path) -> None:
 
 def test_an_empty_folder_gives_nothing(tmp_path: Path) -> None:
     found = find_files([tmp_path])
-    assert (found.files, found.refused, found.passed_by) == ([], [], [])
+    assert (found.files, found.refused, found.skipped) == ([], [], [])
 
 
-def test_what_is_passed_by_is_listed(tmp_path: Path) -> None:
+def test_skipped_files_are_listed(tmp_path: Path) -> None:
     make(tmp_path, "a.pdf", "notes.txt", "c/table.csv", ".hidden.txt")
     (tmp_path / "link").symlink_to(tmp_path / "c")
     found = find_files([tmp_path])
     assert found.files == [tmp_path / "a.pdf"]
-    names = {str(path.relative_to(tmp_path)) for path in found.passed_by}
+    names = {str(path.relative_to(tmp_path)) for path in found.skipped}
     assert names == {"notes.txt", "c/table.csv", "link"}
     assert found.refused == []
 
 
-def test_what_is_no_regular_file_is_refused_not_opened(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_refused_and_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pdf")
     (tmp_path / "broken.pdf").symlink_to(tmp_path / "nowhere")
     in_folder = find_files([tmp_path])
@@ -61,17 +61,17 @@ def test_what_is_no_regular_file_is_refused_not_opened(tmp_path: Path) -> None:
         require_regular(tmp_path / "pipe.pdf")
 
 
-def test_a_folder_that_cannot_be_looked_into_is_refused(
+def test_a_folder_that_cannot_be_listed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path, "a.pdf", "closed/b.pdf")
-    look_into = os.scandir
+    list_folder = os.scandir
 
     def scandir(path: str) -> Iterator[os.DirEntry[str]]:
-        # Root may look into every folder, so the refusal is made up.
+        # Root may list every folder, so the refusal is simulated.
         if Path(path).name == "closed":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return look_into(path)
+        return list_folder(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
     found = find_files([tmp_path])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_service.cli.run import _report, _Sent, labelled
+from rag_service.cli.run import _Input, _report, labelled
 from rag_service.errors import EmptyFile
 from rag_service.knowledgebase.views import PageCounts
 from tests.views import view
@@ -15,14 +15,14 @@ def test_equal_names_are_told_apart_and_a_file_is_taken_once() -> None:
     assert [label for _, label in labelled(files)] == ["a/x.pdf", "b/x.pdf", "y.pdf"]
 
 
-def rows(sent: list[_Sent], capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
+def rows(sent: list[_Input], capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
     _report(sent)
     head, *lines = [line.split("\t") for line in capsys.readouterr().err.splitlines()]
     return [dict(zip(head, line, strict=True)) for line in lines]
 
 
 def test_files_of_equal_bytes_have_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
-    one, two = (_Sent(Path(name), name, id="d", view=view()) for name in ("x.pdf", "same.pdf"))
+    one, two = (_Input(Path(name), name, id="d", view=view()) for name in ("x.pdf", "same.pdf"))
     assert [(row["file"], row["id"]) for row in rows([one, two], capsys)] == [
         ("x.pdf", "d"), ("same.pdf", "d"),
     ]  # fmt: skip
@@ -31,8 +31,8 @@ def test_files_of_equal_bytes_have_a_row_each(capsys: pytest.CaptureFixture[str]
 def test_the_pages_of_a_row_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     pages = PageCounts(total=6, done=6, native=1, ocr=1, blank=1, no_text=1, truncated=1, failed=1)
     sent = [
-        _Sent(Path("a.pdf"), "a.pdf", id="d", view=view(pages=pages)),
-        _Sent(Path("b.pdf"), "b.pdf", error=EmptyFile()),
+        _Input(Path("a.pdf"), "a.pdf", id="d", view=view(pages=pages)),
+        _Input(Path("b.pdf"), "b.pdf", error=EmptyFile()),
     ]
     good, refused = rows(sent, capsys)
     kinds = ("native", "ocr", "blank", "no_text", "truncated", "failed")
@@ -42,6 +42,6 @@ def test_the_pages_of_a_row_add_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_kinds_of_pages_that_nobody_has_take_no_room(capsys: pytest.CaptureFixture[str]) -> None:
     pages = PageCounts(total=3, done=3, native=2, truncated=1)
-    [row] = rows([_Sent(Path("a.pdf"), "a.pdf", id="d", view=view(pages=pages))], capsys)
+    [row] = rows([_Input(Path("a.pdf"), "a.pdf", id="d", view=view(pages=pages))], capsys)
     assert set(row) >= {"native", "ocr", "blank", "truncated"}
     assert {"no_text", "failed"}.isdisjoint(row)
