@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 
 import anyio
 import uvicorn
 from fastapi import FastAPI
 
+from rag_service import __version__
 from rag_service.api import (
     auth,
     docs_page,
@@ -55,7 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
     auth.require_safe_binding(settings.api)
     app = FastAPI(
         title="rag_service",
-        version=version("rag_service"),
+        version=__version__,
         description=_DESCRIPTION,
         docs_url=None,
         redoc_url=None,

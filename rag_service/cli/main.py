@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from rag_service import __version__
 from rag_service.cli import (
     cancel_and_delete,
     ingest,
@@ -65,9 +66,7 @@ for commands in (
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"rag-service {version('rag_service')}")
+        typer.echo(f"rag-service {__version__}")
         raise typer.Exit
 
 

@@ -1,7 +1,8 @@
-"""The command `settings`: every option as a Markdown table, which the README holds too."""
+"""The command `settings`: every option by area, in Markdown. docs/settings.md is its output."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -10,6 +11,14 @@ if TYPE_CHECKING:
     from rag_service.config.option_list import Option
 
 _HEAD = "| Setting | Environment | Default | Meaning |\n|---|---|---|---|"
+_INTRODUCTION = """\
+# Settings
+
+Every default is in `config.yaml`. Your own file, named by `RAG_SERVICE_CONFIG` or `--config`, is
+merged over it, and the environment wins over both. An empty variable counts as unset. Secrets come
+from the environment or from a file named by `NAME_FILE`, never from a config file.
+
+`make settings` writes this page. The options under "expert" rarely need a change."""
 
 
 def register(app: typer.Typer) -> None:
@@ -18,24 +27,38 @@ def register(app: typer.Typer) -> None:
 
 
 def print_settings() -> None:
-    """Print every setting as a Markdown table."""
-    typer.echo(settings_table())
+    """Print every setting by area as Markdown tables."""
+    typer.echo(settings_page())
 
 
-def settings_table() -> str:
-    """The table itself, a row an option."""
-    from rag_service.config.loader import packaged_defaults, value_at
+def settings_page() -> str:
+    """Return the whole page: for each area the common options, then the expert ones."""
     from rag_service.config.option_list import options
 
+    parts = [_INTRODUCTION]
+    for area in dict.fromkeys(option.area for option in options()):
+        of_area = [option for option in options() if option.area == area]
+        for heading, expert in ((f"## {area}", False), (f"### {area}: expert", True)):
+            chosen = [option for option in of_area if option.expert is expert]
+            # An area without common options still needs its heading.
+            if chosen or not expert:
+                parts.append(heading)
+            if chosen:
+                parts.append(_table(chosen))
+    return "\n\n".join(parts)
+
+
+def _table(chosen: Iterable[Option]) -> str:
+    from rag_service.config.loader import packaged_defaults, value_at
+
     defaults = packaged_defaults()
-    rows = (_row(option, value_at(defaults, option.path)) for option in options())
-    return "\n".join([_HEAD, *rows])
+    return "\n".join([_HEAD, *(_row(option, value_at(defaults, option.path)) for option in chosen)])
 
 
 def _row(option: Option, default: Any) -> str:
     meaning = option.description.replace("|", "\\|")
     if option.secret:
-        meaning += f" Secret: `{option.env}_FILE` may name a file that contains it."
+        meaning += " Secret."
     if option.old_key:
         meaning += f" Formerly `{option.old_key}`."
     return f"| `{option.key}` | `{option.env}` | {_default(default)} | {meaning} |"

@@ -333,7 +333,7 @@ class RunPodOptions(Section):
 class HandlerOptions(Section):
     """The RunPod handler, which runs in the endpoint's image."""
 
-    area = "RunPod handler (set in the endpoint's template)"
+    area = "RunPod handler"
 
     engine: str = common("OCR server in the handler's image.", env="GLMOCR_ENGINE")
     volume: Folder = common(

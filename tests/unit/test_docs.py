@@ -1,4 +1,4 @@
-"""The README and the guides say what the code does."""
+"""The README and the guides agree with the code."""
 
 from __future__ import annotations
 
@@ -9,23 +9,53 @@ import pytest
 
 from rag_service import errors
 from rag_service.api import health_routes
-from rag_service.cli.settings_table import settings_table
+from rag_service.cli.settings_table import settings_page
 from rag_service.config.loader import unknown_variables
 from rag_service.knowledgebase.views import PageStatus
 from rag_service.states import PostReason, RunState, WaitingFor
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(ROOT.glob("*.md"))
 
 
-def test_the_settings_table_of_the_readme_is_the_generated_one() -> None:
-    readme = (ROOT / "README.md").read_text()
-    shown = re.search(r"<!-- settings -->\n(.*?)<!-- /settings -->", readme, re.DOTALL)
-    assert shown is not None
-    assert shown[1].strip() == settings_table().strip(), "run `make readme`"
+def test_the_page_of_settings_is_the_generated_one() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert page.strip() == settings_page().strip(), "run `make settings`"
 
 
-def test_every_error_code_stands_in_the_operators_guide() -> None:
+def test_the_readme_shows_at_most_15_of_these_settings() -> None:
+    rows = re.findall(r"^\| `.+", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert 0 < len(rows) <= 15
+    assert set(rows) <= set(settings_page().splitlines())
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 125
+
+
+def test_every_path_of_the_code_in_a_guide_exists() -> None:
+    path = re.compile(r"`((?:rag_service|workers|migrations|benchmarks)/[\w./]*)`")
+    missing = [
+        f"{guide.name}: {name}"
+        for guide in (*PAGES, *GUIDES)
+        for name in path.findall(guide.read_text())
+        if not (ROOT / name).exists()
+    ]
+    assert missing == []
+
+
+def test_every_package_is_in_the_architecture_guide() -> None:
+    guide = (ROOT / "docs" / "architecture.md").read_text()
+    packages = [
+        f"{file.parent.relative_to(ROOT)}/"
+        for top in ("rag_service", "workers")
+        for file in sorted((ROOT / top).rglob("__init__.py"))
+    ]
+    assert {package for package in packages if f"`{package}`" not in guide} == set()
+
+
+def test_every_error_code_is_in_the_operators_guide() -> None:
     guide = (ROOT / "docs" / "operating.md").read_text()
     codes = {
         cls.code
@@ -36,7 +66,7 @@ def test_every_error_code_stands_in_the_operators_guide() -> None:
     assert {code for code in codes if f"`{code}`" not in guide} == set()
 
 
-def test_every_word_of_a_document_and_a_page_stands_in_the_operators_guide() -> None:
+def test_every_status_of_documents_and_pages_is_in_the_operators_guide() -> None:
     guide = (ROOT / "docs" / "operating.md").read_text()
     words = {str(word) for kind in (RunState, PageStatus, WaitingFor) for word in kind}
     assert {
@@ -44,7 +74,7 @@ def test_every_word_of_a_document_and_a_page_stands_in_the_operators_guide() -> 
     } == set()
 
 
-def test_every_name_of_degraded_stands_in_the_operators_guide_with_its_way_out() -> None:
+def test_every_name_of_degraded_is_in_the_operators_guide() -> None:
     guide = (ROOT / "docs" / "operating.md").read_text()
     listed = (health_routes.ready.__doc__ or "").partition("amiss:")[2]
     names = re.findall(r"\w+", listed)
@@ -53,13 +83,13 @@ def test_every_name_of_degraded_stands_in_the_operators_guide_with_its_way_out()
     assert {name for name in names if f"`{name}`" not in table} == set()
 
 
-def test_every_reason_of_a_post_stands_in_the_guide_of_runpod() -> None:
+def test_every_reason_of_a_post_is_in_the_guide_for_runpod() -> None:
     guide = (ROOT / "docs" / "runpod.md").read_text()
     assert {reason for reason in PostReason if f"| `{reason}` |" not in guide} == set()
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
-def test_every_variable_that_a_guide_names_is_one(guide: Path) -> None:
+def test_every_variable_in_a_guide_is_a_setting(guide: Path) -> None:
     named = set(re.findall(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b", guide.read_text()))
     assert unknown_variables(dict.fromkeys(named, "")) == []
     script = (ROOT / "workers" / "runpod_handler" / "start.sh").read_text()
@@ -67,8 +97,8 @@ def test_every_variable_that_a_guide_names_is_one(guide: Path) -> None:
     assert {name for name in of_the_image if name not in script} == set()
 
 
-@pytest.mark.parametrize("guide", [ROOT / "README.md", *GUIDES], ids=lambda guide: guide.name)
-def test_every_link_of_a_guide_leads_somewhere(guide: Path) -> None:
+@pytest.mark.parametrize("guide", [*PAGES, *GUIDES], ids=lambda guide: guide.name)
+def test_every_link_of_a_guide_has_a_target(guide: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", guide.read_text()):
         name, _, anchor = target.partition("#")
         file = guide.parent / name if name else guide
@@ -78,5 +108,5 @@ def test_every_link_of_a_guide_leads_somewhere(guide: Path) -> None:
 
 
 def _anchor(heading: str) -> str:
-    """As GitHub makes it of a heading."""
+    """Return the anchor that GitHub gives a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
