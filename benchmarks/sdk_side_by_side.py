@@ -164,10 +164,10 @@ class Kept:
     def __init__(self) -> None:
         self.results: dict[int, PageResult] = {}
 
-    async def in_hand(self, number: int) -> None:
+    async def begin_page(self, number: int) -> None:
         """Nobody else wants it."""
 
-    async def still_ours(self) -> None:
+    async def require_lease(self) -> None:
         """Always."""
 
     async def store(self, result: PageResult) -> None:

@@ -1,4 +1,4 @@
-"""The parser `glmocr` with everything around it in memory but the OCR server, for unit tests."""
+"""The parser `glmocr` with everything around it in memory, except the OCR server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fakes.scans import HEIGHT, WIDTH, Mark, look, new_number, picture
 
 
 def region_mark(document, number, box):
-    """What the picture of a region shows: its page and its upper edge, in hundreds."""
+    """The mark on the picture of a region: its page and its upper edge, in hundreds."""
     return Mark(document, 16 * number + box[1] // 100)
 
 
@@ -26,7 +26,7 @@ def _size(dpi):
 
 
 class Layouts:
-    """Finds what it was told of each page; the page is known by its picture."""
+    """Finds the given boxes of each page; the page is known by its picture."""
 
     def __init__(self):
         self.boxes = {}
@@ -41,7 +41,7 @@ class Layouts:
         self.asked.append(number)
         if self.error is not None:
             raise self.error
-        return PageLayout(tuple(self.boxes.get(number, ())), "told")
+        return PageLayout(tuple(self.boxes.get(number, ())), "given")
 
 
 class Source:
@@ -74,21 +74,21 @@ class Source:
 
 
 class Sink:
-    """Keeps pages in memory; `stop` is raised when that many pages are in hand."""
+    """Keeps pages in memory; raises `stop` when `stop_at` pages have begun."""
 
     def __init__(self):
-        self.hands = []
+        self.begun = []
         self.stored = {}
         self.stop_at = None
         self.stop = None
         self.lost = False
 
-    async def in_hand(self, number):
-        if self.stop_at is not None and len(self.hands) >= self.stop_at:
+    async def begin_page(self, number):
+        if self.stop_at is not None and len(self.begun) >= self.stop_at:
             raise self.stop
-        self.hands.append(number)
+        self.begun.append(number)
 
-    async def still_ours(self):
+    async def require_lease(self):
         if self.lost:
             raise LeaseLost
 
@@ -126,7 +126,7 @@ class Watch:
 
 
 class Reader:
-    """A parser with everything around it in memory; waits are counted, not slept."""
+    """A parser with everything around it in memory; waits are recorded, not slept."""
 
     def __init__(self, server):
         self.server = server
@@ -145,12 +145,12 @@ class Reader:
         self.waits.append(seconds)
 
     def read(self, pages=1, tries=0):
-        """Parse that many pages; the stored results by number."""
+        """Parse this number of pages and return the stored results by number."""
         asyncio.run(self.parsing(pages, tries))
         return self.sink.stored
 
     async def parsing(self, pages=1, tries=0):
-        """The parser at work on that many pages."""
+        """Parse this number of pages."""
         base = get_settings()
         changes = {"base_url": self.server.url, "pages_in_flight": self.in_flight, **self.changes}
         chosen = base.model_copy(update={"ocr": base.ocr.model_copy(update=changes)})

@@ -18,13 +18,13 @@ class DatabasePageSink:
         self._guard = guard
         self._version = parser_version
 
-    async def in_hand(self, number: int) -> None:
+    async def begin_page(self, number: int) -> None:
         """Note that work on the page begins. Raises LeaseLost, Draining."""
         self._guard.check_drain()
         run = self._guard.run
         await self._guard.call(lambda: run_pages.mark_in_progress(run, number))
 
-    async def still_ours(self) -> None:
+    async def require_lease(self) -> None:
         """Raise LeaseLost if the lease is no longer valid."""
         self._guard.check()
         run = self._guard.run

@@ -1,7 +1,4 @@
-"""What the answers about one picture are worth: cut, looping or empty ones get a second reading.
-
-Used by pages.py for whole pages and for regions alike.
-"""
+"""Reads one picture, a whole page or a region: a cut, looping or empty answer is read again."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from rag_service.parsers.block_markdown import PROMPTS
 from rag_service.parsers.page_request import Asking, PageAtWork, PagePart, PageQuestion
 from rag_service.runtime.retry import TryAgain
 
-# A cut reading is made once more with this much more room.
+# The factor of the token limit for the second reading of a cut answer.
 _MORE_ROOM = 4.0
-# The sides of a picture that the server found too large, against what they were.
+# The scale of the sides for a picture that the server refused as too large.
 SMALLER = 2 / 3
 
 
 class Flaw(StrEnum):
-    """What is wrong with a reading."""
+    """A defect of a reading."""
 
     CUT = "cut"
     LOOP = "loop"
@@ -33,7 +30,7 @@ class Flaw(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A picture's text without prompt and loop; `only_loop`: there was nothing else."""
+    """A picture's text without prompt and loop; `only_loop`: the answer was only a loop."""
 
     picture: PagePart
     text: str
@@ -43,52 +40,54 @@ class Reading:
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """The better of two readings has the higher rank."""
+        """The order of readings: the better one has the higher rank."""
         return self.flaw is None, not self.only_loop, len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """Something to read: its picture now, how it is read, and how to get it smaller."""
+class PictureToRead:
+    """A picture, how it is read, and how to draw it smaller."""
 
     picture: PagePart
     task: Task
     smaller: Callable[[], Awaitable[PagePart]]
 
 
-class Reader:
-    """Reads pictures of one job."""
+class PictureReader:
+    """Reads the pictures of one job."""
 
     def __init__(self, asking: Asking) -> None:
         self._asking = asking
 
-    async def read(self, page: PageAtWork, subject: Subject) -> Reading:
-        """The reading itself where it is whole or empty, else the better of two.
+    async def read(self, page: PageAtWork, target: PictureToRead) -> Reading:
+        """Return the reading if it is whole or empty, else the better of two.
 
         Raises what Asking.ask raises about the first.
         """
-        first = await self.once(page, subject)
+        first = await self.read_once(page, target)
         if first.flaw in (None, Flaw.EMPTY):
             return first
-        return await self.better(page, subject, first)
+        return await self.better_of_two(page, target, first)
 
-    async def once(self, page: PageAtWork, subject: Subject) -> Reading:
-        """One reading; at two thirds of its sides where the server finds the picture too large.
+    async def read_once(self, page: PageAtWork, target: PictureToRead) -> Reading:
+        """Return one reading, at two thirds of the sides if the server refuses the size.
 
         Raises what Asking.ask raises.
         """
-        question = PageQuestion(PROMPTS[subject.task])
+        question = PageQuestion(PROMPTS[target.task])
         try:
-            return await self._ask(page, subject.picture, question)
+            return await self._ask(page, target.picture, question)
         except RejectedForSize:
-            return await self._ask(page, await subject.smaller(), question)
+            return await self._ask(page, await target.smaller(), question)
 
-    async def better(self, page: PageAtWork, subject: Subject, first: Reading) -> Reading:
-        """The better of a flawed reading and one more; where nothing is to be gained, itself.
+    async def better_of_two(
+        self, page: PageAtWork, target: PictureToRead, first: Reading
+    ) -> Reading:
+        """Return the better of a flawed reading and a second one, if a second one can help.
 
-        Raises only where the first has no text.
+        Raises only if the first has no text.
         """
-        question = self._second_question(subject, first)
+        question = self._second_question(target, first)
         if question is None:
             return first
         try:
@@ -98,11 +97,11 @@ class Reader:
                 raise
             return first
         if first.flaw is Flaw.EMPTY and second.flaw is Flaw.EMPTY:
-            return _cut_at_either(first, second)
+            return _cut_one(first, second)
         return max(first, second, key=lambda reading: reading.rank)
 
-    def _second_question(self, subject: Subject, first: Reading) -> PageQuestion | None:
-        prompt = PROMPTS[subject.task]
+    def _second_question(self, target: PictureToRead, first: Reading) -> PageQuestion | None:
+        prompt = PROMPTS[target.task]
         if first.flaw is Flaw.LOOP:
             return PageQuestion(prompt, warm=True)
         if first.finish_reason != "length":
@@ -114,33 +113,33 @@ class Reader:
 
     async def _ask(self, page: PageAtWork, picture: PagePart, question: PageQuestion) -> Reading:
         answer = await self._asking.ask(page, picture, question)
-        return _judged(picture, answer, question.prompt)
+        return _reading_of(picture, answer, question.prompt)
 
 
-def _judged(picture: PagePart, answer: PageAnswer, prompt: str) -> Reading:
-    said = strip_prompt(answer.text, prompt)
-    cut = cut_loop(said, unfinished=answer.finish_reason == "length")
-    text = cut.text.strip()
+def _reading_of(picture: PagePart, answer: PageAnswer, prompt: str) -> Reading:
+    """Clean up an answer and find its flaw."""
+    stripped = strip_prompt(answer.text, prompt)
+    without_loops = cut_loop(stripped, unfinished=answer.finish_reason == "length")
+    text = without_loops.text.strip()
     if not has_writing(text):
         return Reading(picture, "", answer.finish_reason, Flaw.EMPTY)
-    if cut.looped:
-        return Reading(
-            picture, text, answer.finish_reason, Flaw.LOOP, only_loop=_is_all_of(text, said)
-        )
+    if without_loops.looped:
+        only_loop = _is_only_copies(text, stripped)
+        return Reading(picture, text, answer.finish_reason, Flaw.LOOP, only_loop)
     flaw = Flaw.CUT if answer.finish_reason == "length" else None
     return Reading(picture, text, answer.finish_reason, flaw)
 
 
-def _is_all_of(text: str, said: str) -> bool:
-    """Whether an answer is copies of this text and nothing else, the last one perhaps broken."""
-    return text.startswith(said.replace(text, "").strip())
+def _is_only_copies(text: str, answer: str) -> bool:
+    """Return True if an answer consists of copies of this text, the last one perhaps broken."""
+    return text.startswith(answer.replace(text, "").strip())
 
 
-def _cut_at_either(first: Reading, second: Reading) -> Reading:
-    """Of two empty readings the one that does not prove emptiness, being cut by its limit."""
+def _cut_one(first: Reading, second: Reading) -> Reading:
+    """Of two empty readings, return one cut by its limit, which does not prove an empty page."""
     return first if first.finish_reason == "length" else second
 
 
 def has_writing(text: str) -> bool:
-    """Whether anything would be seen of the text on paper."""
+    """Return True if the text has visible characters."""
     return any(character.isprintable() and character != " " for character in text)

@@ -1,4 +1,4 @@
-"""Regions of a page as Markdown, in the form that the glmocr SDK made known. Used by parsers."""
+"""Regions of a page as Markdown, in the form that the glmocr SDK writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rag_service.ocr.cleanup.html_tables import repair
 from rag_service.parsers import model_markdown
 from rag_service.parsers.contract import Region
 
-# What GLM-OCR was trained to answer, from its model card.
+# The prompts that GLM-OCR was trained with, from its model card.
 PROMPTS: Mapping[Task, str] = MappingProxyType(
     {
         Task.TEXT: "Text Recognition:",
@@ -23,21 +23,21 @@ PROMPTS: Mapping[Task, str] = MappingProxyType(
 
 _TITLES = {"doc_title": model_markdown.TOP, "paragraph_title": model_markdown.PART}
 _NUMBER = "formula_number"
-# Text that goes on from block to block; titles, captions and seals stand alone.
+# Text that continues from block to block; titles, captions and seals do not.
 _RUNNING = frozenset(
     {"abstract", "content", "footnote", "reference_content", "text", "vision_footnote"}
 )
 _BRACKETS = (("(", ")"), ("（", "）"))
 _NOT_IN_TAG = re.compile(r"[\n{}]")
 _FORMULA_END = "\n$$"
-# How far left edges of one list may stand apart, in thousandths of the page's width.
+# How far the left edges of one list may differ, in thousandths of the page's width.
 _SAME_EDGE = 10
 
 
 def content_for(label: str, task: Task, text: str) -> str:
-    """The Markdown of a region from the model's answer; "" where it has nothing to say.
+    """Return the Markdown of a region from the model's answer; "" if it has none.
 
-    A picture has none: its place is its content, see `page_markdown`.
+    A picture has none: `page_markdown` links to it.
     """
     if task is Task.TABLE:
         return _table(text)
@@ -50,15 +50,15 @@ def content_for(label: str, task: Task, text: str) -> str:
 
 
 def whole_page(text: str) -> str:
-    """The Markdown of a page that was read as a whole."""
+    """Return the Markdown of a page that was read as a whole."""
     return repair(model_markdown.clean(text))
 
 
 def page_markdown(regions: Sequence[Region], number: int) -> str:
-    """The page from its regions in reading order, joined by `join_blocks`.
+    """Return the page's Markdown from its regions in reading order, joined by `join_blocks`.
 
-    A region without content is shown by a link to its part of the page's picture, relative to
-    the document's address.
+    A region without content becomes a link to its part of the page's picture, relative to the
+    document's URL.
     """
     blocks = join_blocks(regions)
     return "\n\n".join(
@@ -68,8 +68,8 @@ def page_markdown(regions: Sequence[Region], number: int) -> str:
 
 
 def join_blocks(regions: Sequence[Region]) -> list[Region]:
-    """Formulas with their numbers, words whole again, lists without gaps; numbered anew from 0."""
-    blocks = _listed(_whole_words(_numbered_formulas(regions)))
+    """Tag formulas with their numbers, join broken words, fill gaps in lists; renumber from 0."""
+    blocks = _with_list_items(_with_whole_words(_with_tagged_formulas(regions)))
     return [replace(block, index=index) for index, block in enumerate(blocks)]
 
 
@@ -83,8 +83,8 @@ def _table(text: str) -> str:
     return repair(words if whole else model_markdown.clean(words)).strip()
 
 
-def _numbered_formulas(regions: Sequence[Region]) -> list[Region]:
-    """A formula takes the number beside it as its tag.
+def _with_tagged_formulas(regions: Sequence[Region]) -> list[Region]:
+    """Add the number beside a formula to it as its tag.
 
     A number without a formula stays a block; the SDK leaves it out.
     """
@@ -101,7 +101,7 @@ def _numbered_formulas(regions: Sequence[Region]) -> list[Region]:
 
 
 def _is_number(block: Region) -> bool:
-    """Whether it can stand in a tag: words of one line, no brace that would end it."""
+    """Return True if the block can be a tag: text of one line, no brace that would end it."""
     words = block.content.strip()
     return block.label == _NUMBER and bool(words) and not _NOT_IN_TAG.search(words)
 
@@ -121,10 +121,10 @@ def _tagged(formula: Region, number: Region) -> Region:
     return replace(formula, content=f"{body} \\tag{{{words}}}{_FORMULA_END}")
 
 
-def _whole_words(blocks: Sequence[Region]) -> list[Region]:
-    """A word that is broken at a block's end takes its rest, and all after it, from the next.
+def _with_whole_words(blocks: Sequence[Region]) -> list[Region]:
+    """Join a block that ends in a broken word with the next block of text.
 
-    Tables, pictures and titles may stand between.
+    Tables, pictures and titles may be between the two.
     """
     joined: list[Region] = []
     broken: int | None = None
@@ -149,8 +149,8 @@ def _ends_broken(content: str) -> bool:
     return len(end) == 2 and end[0].isalpha() and end[1] == "-"
 
 
-def _listed(blocks: Sequence[Region]) -> list[Region]:
-    """A text between two items of a list, in line with both, is an item too."""
+def _with_list_items(blocks: Sequence[Region]) -> list[Region]:
+    """Make a text between two items of a list, aligned with both, an item too."""
     listed = list(blocks)
     for place in range(1, len(listed) - 1):
         before, block, after = listed[place - 1 : place + 2]
@@ -165,5 +165,5 @@ def _is_item(block: Region) -> bool:
 
 def _may_be_item(block: Region, before: Region, after: Region) -> bool:
     edges = [abs(block.bbox[0] - other.bbox[0]) for other in (before, after)]
-    in_line = max(edges) <= _SAME_EDGE
-    return block.label == "text" and bool(block.content) and not _is_item(block) and in_line
+    aligned = max(edges) <= _SAME_EDGE
+    return block.label == "text" and bool(block.content) and not _is_item(block) and aligned

@@ -1,7 +1,7 @@
-"""What a parser is given and what it gives back. Implemented in this package, driven by workers.
+"""The interface of parsers: what a parser is given and what it returns.
 
-A parser knows no database: it reads pages from a PageSource, hands each to a PageSink as it
-ends, and asks a ServerWatch what other workers saw of its server.
+A parser knows no database: it reads pages from a PageSource, passes each result to a PageSink,
+and asks a ServerWatch what other workers know about its server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rag_service.states import LayoutMode, PageState
 
 @dataclass(frozen=True, slots=True)
 class PageWarning:
-    """Something about a page that is no failure and must not be silent."""
+    """A defect of a page that is not a failure but must be visible."""
 
     code: str
     message: str
@@ -28,7 +28,7 @@ class PageWarning:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A block of a page in reading order: its label, its place and its Markdown."""
+    """A block of a page in reading order: its label, its box and its Markdown."""
 
     index: int
     label: str
@@ -38,7 +38,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PageResult:
-    """What came of one page. `retry_in` is set where it gets one later try: it stays pending."""
+    """The outcome of one page.
+
+    `retry_in`: seconds until the page's one later try; the page stays pending. Else None.
+    """
 
     number: int
     state: PageState
@@ -58,7 +61,7 @@ class PageResult:
 
 @dataclass(frozen=True, slots=True)
 class PageTask:
-    """One page to read; `tries` counts the later tries it has had."""
+    """One page to read; `tries` counts its later tries so far."""
 
     number: int
     tries: int = 0
@@ -66,7 +69,7 @@ class PageTask:
 
 @dataclass(frozen=True, slots=True)
 class ParseJob:
-    """The pages of one run that remain, and how to read them."""
+    """The remaining pages of one run, and how to read them."""
 
     run_id: str
     model: str
@@ -76,30 +79,30 @@ class ParseJob:
 
 
 class PageSource(Protocol):
-    """Renders pages of the document at work."""
+    """Draws pages of the document."""
 
     async def render(self, number: int, dpi: int) -> RenderedPage:
-        """A JPEG of the page. Raises PageTooLarge, PageTimeout, PageUnrenderable."""
+        """Draw the page as a JPEG. Raises PageTooLarge, PageTimeout, PageUnrenderable."""
         ...
 
     async def layout_picture(self, number: int, dpi: int) -> PagePicture:
-        """A small picture of the page, for its layout. Raises as `render` does."""
+        """Draw a small picture of the page for its layout. Raises as `render` does."""
         ...
 
     async def crops(self, number: int, dpi: int, boxes: Sequence[Bbox]) -> list[Crop]:
-        """Those parts of the page, each as a JPEG, in order. Raises as `render` does."""
+        """Cut these boxes out of the page, each as a JPEG, in order. Raises as `render` does."""
         ...
 
 
 class PageSink(Protocol):
-    """Stores pages as they end."""
+    """Stores each page when it is done."""
 
-    async def in_hand(self, number: int) -> None:
-        """Note that the page is about to be sent. Raises LeaseLost, Draining."""
+    async def begin_page(self, number: int) -> None:
+        """Record that the page is about to be sent. Raises LeaseLost, Draining."""
         ...
 
-    async def still_ours(self) -> None:
-        """Right before each request: raise LeaseLost where the run is ours no longer."""
+    async def require_lease(self) -> None:
+        """Raise LeaseLost if the lease was lost. Called directly before each request."""
         ...
 
     async def store(self, result: PageResult) -> None:
@@ -108,31 +111,31 @@ class PageSink(Protocol):
 
 
 class ServerWatch(Protocol):
-    """What all workers together know of the OCR server."""
+    """What all workers together know about the OCR server."""
 
     async def is_up(self) -> bool:
-        """Whether the server is known to answer; if not, the first request goes out alone."""
+        """Return True if the server is known to answer; else the first request is sent alone."""
         ...
 
     async def last_answer(self) -> datetime | None:
-        """When any worker last had a page answered: to be compared with another such moment only.
+        """Return when any worker last got a page answered.
 
-        The clock is not this machine's.
+        By another machine's clock: compare it only with other results of this method.
         """
         ...
 
     async def answered(self) -> None:
-        """A page of ours was answered now."""
+        """Record that a page of this worker was answered now."""
         ...
 
     async def good_limit(self) -> float | None:
-        """This process's part of the requests in flight that were last right; None at first."""
+        """Return this process's share of the last good number in flight; None if none is known."""
         ...
 
     async def report(self, load: LimiterLoad) -> Together | None:
-        """What this process has open at it; called about once a second.
+        """Report this process's open requests, about once a second.
 
-        Who is at work on it, this process included; None where that is not known.
+        Returns what all processes that use the server have, this one included; None if unknown.
         """
         ...
 

@@ -1,7 +1,6 @@
-"""The parser `glmocr`: pages to an OpenAI-compatible OCR server, many in flight.
+"""The parser `glmocr`: reads pages through an OpenAI-compatible OCR server, many in flight.
 
-Made by the registry for the ocr worker and used by the RunPod handler. Each page is stored as it
-ends.
+Each page is stored as soon as it is done.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rag_service.layout.layout_client import LayoutClient
 from rag_service.ocr.concurrency.limiter import Limiter, limiter_for
 from rag_service.ocr.concurrency.search import MOST
 from rag_service.ocr.ocr_client import OcrClient, Rejected, ServerFailed
-from rag_service.parsers.answer_reader import Reader
+from rag_service.parsers.answer_reader import PictureReader
 from rag_service.parsers.contract import (
     PageResult,
     PageSink,
@@ -71,14 +70,15 @@ class GlmOcr:
             limiter.at_work(client.gauges, watch.report),
         ):
             asking = Asking(settings, client, sink, watch, limiter, sleep=self._sleep)
-            reader = Reader(asking)
+            reader = PictureReader(asking)
             regions = RegionReader(settings.layout, layout, source, reader, job.dpi)
             pages = PageReader(source, reader, regions, mode=job.layout, dpi=job.dpi)
-            await _Flow(settings, asking, pages, sink, watch, limiter).all_pages(job.pages)
+            flow = _PageFlow(settings, asking, pages, sink, watch, limiter)
+            await flow.read_all(job.pages)
 
 
-class _Flow:
-    """The pages of one job on their way from waiting to stored."""
+class _PageFlow:
+    """Takes the pages of one job from waiting to stored."""
 
     def __init__(
         self,
@@ -96,22 +96,22 @@ class _Flow:
         self._sink = sink
         self._watch = watch
 
-    async def all_pages(self, tasks: Sequence[PageTask]) -> None:
-        """Work through the pages in their order; one by one while the server is out."""
+    async def read_all(self, tasks: Sequence[PageTask]) -> None:
+        """Read the pages in their order; one at a time while the server does not answer."""
         waiting = deque(tasks)
         if not waiting:
             return
         await self._asking.learn_model()
         while waiting and not await self._watch.is_up():
             await self._page(waiting.popleft())
-        await _together([self._in_its_turn(task) for task in waiting])
+        await _run_all([self._limited_page(task) for task in waiting])
 
-    async def _in_its_turn(self, task: PageTask) -> None:
+    async def _limited_page(self, task: PageTask) -> None:
         async with self._limiter.page():
             await self._page(task)
 
     async def _page(self, task: PageTask) -> None:
-        await self._sink.in_hand(task.number)
+        await self._sink.begin_page(task.number)
         try:
             result = await self._read(task)
         except PageError as error:
@@ -130,7 +130,7 @@ class _Flow:
             return self._later_or_failed(task, failed)
 
     def _later_or_failed(self, task: PageTask, error: PageError) -> PageResult:
-        """A page that was not managed gets one later try."""
+        """Return a result that gives the page one later try, or fails it after that."""
         if task.tries == 0:
             return PageResult(task.number, PageState.PENDING, retry_in=self._later_wait)
         return _failed(task, error)
@@ -140,8 +140,8 @@ def _failed(task: PageTask, error: RagServiceError) -> PageResult:
     return PageResult(task.number, PageState.FAILED, error=error)
 
 
-async def _together(work: Sequence[Awaitable[None]]) -> None:
-    """Run all at once. A worker that drains lets the others end; any other error stops them."""
+async def _run_all(work: Sequence[Awaitable[None]]) -> None:
+    """Run all at once. After Draining the others finish; any other error cancels them."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         pending = set(tasks)

@@ -1,7 +1,7 @@
-"""What a model's words become in Markdown: formulas, lists, paragraphs, titles. Used by blocks.
+"""A model's answer as Markdown: formulas, lists, paragraphs, titles.
 
-The rules are those of glmocr 0.1.5, so that people find the text they know. Where its rule would
-change what the page says, ours stops short, and a comment says so.
+The rules are those of glmocr 0.1.5, so that the text looks as its users know it. A rule that would
+change what the page says is narrower here; a comment says so.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 # The heading of a document, and of its parts.
 TOP, PART = "#", "##"
 
-# Leaders and lines to write on are shortened to three signs.
+# Leaders and lines of a form are shortened to three characters.
 _LEADER = re.compile(r"(\.|·|_|\\_)\1{3,}")
-# Tabs that a model spelt out; \theta and \text begin like one and stay, unlike in the SDK.
+# Tabs that a model wrote as \t; \theta and \text begin like one and are kept, unlike in the SDK.
 _SPACE_BEFORE = re.compile(r"(?:\\t(?![a-z])|\s)*")
 _SPACE_AFTER_REVERSED = re.compile(r"(?:t\\(?!\\)|\s)*")
 
@@ -25,13 +25,13 @@ _HEADING_SIGNS = re.compile(r"\A#+\s*")
 _BULLET = re.compile(r"(?:[·•]|\* )\s*")
 _IN_BRACKETS = re.compile(r"[(（](\d+|[A-Za-z])[)）][^\S\n]*([^\n]*)")
 _BEFORE_BRACKET = re.compile(r"(\d+|[A-Za-z])[)）][^\S\n]*([^\n]*)")
-# Unlike the SDK's, no space comes into 3.14, 1.2.3, e.g. and U.S.
+# Unlike in the SDK, no space is inserted into 3.14, 1.2.3, e.g. and U.S.
 _BEFORE_DOT = re.compile(
     r"(\d+(?!\.\d)|[A-Za-z](?!\.[A-Za-z](?![A-Za-z])))\.(?!\.)[^\S\n]*([^\n]*)"
 )
 
-# Unlike the SDK's, lines of listings, tables and formulas stay together: a blank line ends them.
-_TOGETHER = re.compile(
+# Unlike in the SDK, lines of listings, tables and formulas stay together: a blank line ends them.
+_UNBROKEN = re.compile(
     r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)|<table[\s>].*?(?:</table>|\Z)|\$\$.*?\$\$"
     r"|^[ \t]*\|[^\n]*(?:\n[ \t]*\|[^\n]*)*",
     re.MULTILINE | re.DOTALL | re.IGNORECASE,
@@ -41,7 +41,7 @@ _FORMULA_OPENS, _FORMULA_CLOSES = ("$$", "\\[", "\\("), ("$$", "\\]", "\\)")
 
 
 def clean(text: str) -> str:
-    """Without spelt-out tabs around it, leaders short, formulas in lines spaced evenly."""
+    """Remove written-out tabs around the text, shorten leaders, space inline formulas evenly."""
     before = _SPACE_BEFORE.match(text)
     text = text[before.end() :] if before else text
     after = _SPACE_AFTER_REVERSED.match(text[::-1])
@@ -50,15 +50,15 @@ def clean(text: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """A block of text: its list sign in Markdown's form, each line a paragraph."""
+    """Return a block of text, its list marker in Markdown's form, each line a paragraph."""
     text = clean(text)
     if text.startswith("```") and not text.endswith("```"):
         text += "\n```"
-    return _lines_apart(_list_sign(text)).strip()
+    return _lines_apart(_with_list_marker(text)).strip()
 
 
 def title(text: str, sign: str) -> str:
-    """A heading with this sign in the place of its own; below the top also of a list's."""
+    """Return a heading with this sign instead of its own; below the top, also of a bullet."""
     words = clean(text)
     if sign != TOP and words.startswith(("- ", "* ")):
         words = words[2:].lstrip()
@@ -67,7 +67,7 @@ def title(text: str, sign: str) -> str:
 
 
 def formula(text: str) -> str:
-    """A formula of its own lines; "" where there is none. One dollar around it goes as two do."""
+    """Return a display formula; "" if there is none. Its delimiters, also single $, are removed."""
     words = text.strip()
     if not (words.startswith("$$") and words.endswith("$$")):
         words = clean(words)
@@ -80,7 +80,7 @@ def formula(text: str) -> str:
     return f"$$\n{words}\n$$" if words else ""
 
 
-def _list_sign(text: str) -> str:
+def _with_list_marker(text: str) -> str:
     bullet = _BULLET.match(text)
     if bullet:
         return f"- {text[bullet.end() :]}"
@@ -96,17 +96,17 @@ def _list_sign(text: str) -> str:
 
 
 def _lines_apart(text: str) -> str:
-    """With a blank line for each line break that stands alone."""
+    """Replace each single line break by a blank line, except in listings, tables and formulas."""
     parts: list[str] = []
     place = 0
-    for together in _TOGETHER.finditer(text):
-        parts += [_LINE_BREAK.sub("\n\n", text[place : together.start()]), together[0]]
-        place = together.end()
+    for unbroken in _UNBROKEN.finditer(text):
+        parts += [_LINE_BREAK.sub("\n\n", text[place : unbroken.start()]), unbroken[0]]
+        place = unbroken.end()
     return "".join([*parts, _LINE_BREAK.sub("\n\n", text[place:])])
 
 
 def _even_formulas(text: str) -> str:
-    """`a$ x $b` as `a $x$ b`."""
+    """Rewrite `a$ x $b` as `a $x$ b`."""
     parts: list[str] = []
     written = place = 0
     while found := _INLINE.search(text, place):
@@ -121,7 +121,7 @@ def _even_formulas(text: str) -> str:
 
 
 def _is_formula(inner: str, following: str) -> bool:
-    """Whether two dollars are a formula's; the SDK takes those of two amounts for one."""
+    """Return True if two dollars delimit a formula, not two amounts, as the SDK would think."""
     words = inner.strip()
     amount = words[:1].isdigit()
     if not words or (amount and following.isdigit()):

@@ -1,4 +1,4 @@
-"""What a page ends in: read whole, by regions, or whole and then by regions. Used by glmocr.py."""
+"""Reads a page as a whole, by regions, or as a whole and then by regions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from dataclasses import replace
 from rag_service.errors import LayoutUnavailable, OcrEmpty, OcrRepetition
 from rag_service.layout.page_layout import Task
 from rag_service.ocr.ocr_client import Rejected, ServerFailed
-from rag_service.parsers.answer_reader import SMALLER, Flaw, Reader, Reading, Subject
+from rag_service.parsers.answer_reader import (
+    SMALLER,
+    Flaw,
+    PictureReader,
+    PictureToRead,
+    Reading,
+)
 from rag_service.parsers.block_markdown import page_markdown, whole_page
 from rag_service.parsers.contract import PageResult, PageSource, PageTask, PageWarning
 from rag_service.parsers.page_request import PageAtWork, PagePart
-from rag_service.parsers.region_reader import Blocks, RegionReader
+from rag_service.parsers.region_reader import RegionReader, RegionReadings
 from rag_service.runtime.retry import TryAgain
 from rag_service.states import LayoutMode, PageState
 
@@ -25,7 +31,7 @@ class PageReader:
     def __init__(
         self,
         source: PageSource,
-        reader: Reader,
+        reader: PictureReader,
         regions: RegionReader,
         *,
         mode: LayoutMode,
@@ -42,7 +48,7 @@ class PageReader:
         }[mode]
 
     async def read(self, task: PageTask) -> PageResult:
-        """What the page ends in.
+        """Read the page and return its outcome.
 
         Raises PageError, OcrOutage, TryAgain, Rejected, ServerFailed, LeaseLost.
         """
@@ -59,40 +65,42 @@ class PageReader:
         )
 
     async def _whole(self, page: PageAtWork) -> PageResult:
-        subject = await self._subject(page)
-        first = await self._reader.once(page, subject)
-        return await self._settled(page, subject, first)
+        picture = await self._picture(page)
+        first = await self._reader.read_once(page, picture)
+        return await self._better_of_two(page, picture, first)
 
     async def _by_regions(self, page: PageAtWork) -> PageResult:
-        """By regions; whole where the layout has nothing to read, or its regions no text."""
-        blocks = await self._regions.read(page)
-        if blocks is None:
+        """Read by regions, or as a whole if the layout has no region to read or they have no text.
+
+        Raises OcrEmpty if neither has text.
+        """
+        regions = await self._regions.read(page)
+        if regions is None:
             return await self._whole(page)
-        if blocks.text:
-            return _of_blocks(page, blocks)
-        subject = await self._subject(page)
-        whole = await self._reader.read(page, subject)
+        if regions.text:
+            return _result_by_regions(page, regions)
+        whole = await self._reader.read(page, await self._picture(page))
         if whole.flaw is Flaw.EMPTY:
-            raise OcrEmpty("The page has text boxes, and neither they nor the page were read.")
-        return _of_whole(page, whole)
+            raise OcrEmpty("The page has text boxes, but neither they nor the page gave text.")
+        return _result_as_whole(page, whole)
 
     async def _whole_then_regions(self, page: PageAtWork) -> PageResult:
-        """Whole; a flawed reading is followed by regions, and the better of the two is kept."""
-        subject = await self._subject(page)
-        first = await self._reader.once(page, subject)
+        """Read as a whole; if that has a flaw, also by regions, and keep the better one."""
+        picture = await self._picture(page)
+        first = await self._reader.read_once(page, picture)
         if first.flaw is None:
-            return _of_whole(page, first)
-        blocks = await self._second_by_regions(page, first)
-        if blocks is None:
-            return await self._settled(page, subject, first)
-        if _is_better(blocks, first):
-            return _of_blocks(page, blocks)
+            return _result_as_whole(page, first)
+        regions = await self._second_by_regions(page, first)
+        if regions is None:
+            return await self._better_of_two(page, picture, first)
+        if _is_better(regions, first):
+            return _result_by_regions(page, regions)
         if first.flaw is Flaw.EMPTY:
-            raise OcrEmpty("The page has text boxes, and neither it nor they were read.")
-        return _of_whole(page, first)
+            raise OcrEmpty("The page has text boxes, but neither the page nor they gave text.")
+        return _result_as_whole(page, first)
 
-    async def _second_by_regions(self, page: PageAtWork, first: Reading) -> Blocks | None:
-        """None where there is no layout to go by, or the text at hand is all there will be."""
+    async def _second_by_regions(self, page: PageAtWork, first: Reading) -> RegionReadings | None:
+        """Return None if there is no layout, or if a request failed but `first` has text."""
         try:
             return await self._regions.read(page)
         except LayoutUnavailable as error:
@@ -102,13 +110,15 @@ class PageReader:
                 raise
         return None
 
-    async def _settled(self, page: PageAtWork, subject: Subject, first: Reading) -> PageResult:
-        """By the reading itself, or by the better of two where it has a flaw."""
+    async def _better_of_two(
+        self, page: PageAtWork, picture: PictureToRead, first: Reading
+    ) -> PageResult:
+        """Return the reading's result, or that of the better of two if the first has a flaw."""
         if first.flaw is None:
-            return _of_whole(page, first)
-        return _of_whole(page, await self._reader.better(page, subject, first))
+            return _result_as_whole(page, first)
+        return _result_as_whole(page, await self._reader.better_of_two(page, picture, first))
 
-    async def _subject(self, page: PageAtWork) -> Subject:
+    async def _picture(self, page: PageAtWork) -> PictureToRead:
         drawn = await self._source.render(page.number, self._dpi)
         page.drawn(drawn.dpi, drawn.warnings)
 
@@ -117,16 +127,17 @@ class PageReader:
             page.drawn(less.dpi, less.warnings)
             return PagePart(less.jpeg, less.width, less.height)
 
-        return Subject(PagePart(drawn.jpeg, drawn.width, drawn.height), Task.TEXT, smaller)
+        whole = PagePart(drawn.jpeg, drawn.width, drawn.height)
+        return PictureToRead(whole, Task.TEXT, smaller)
 
 
-def _of_whole(page: PageAtWork, reading: Reading) -> PageResult:
-    """Raises OcrEmpty, OcrRepetition."""
+def _result_as_whole(page: PageAtWork, reading: Reading) -> PageResult:
+    """Return the result of a page read as a whole. Raises OcrEmpty, OcrRepetition."""
     markdown = whole_page(reading.text)
     result = PageResult(page.number, PageState.OCR, markdown, (), reading.finish_reason)
     match reading.flaw:
         case Flaw.EMPTY if reading.finish_reason != "stop":
-            raise OcrEmpty("Two readings found ink and came back without text, cut by their limit.")
+            raise OcrEmpty("Two readings gave no text before the token limit cut them.")
         case Flaw.EMPTY:
             warning = PageWarning("page_without_text", "Two readings found ink but no writing.")
             return replace(result, state=PageState.NO_TEXT, warnings=[warning])
@@ -139,27 +150,27 @@ def _of_whole(page: PageAtWork, reading: Reading) -> PageResult:
     return result
 
 
-def _of_blocks(page: PageAtWork, blocks: Blocks) -> PageResult:
-    """Raises OcrRepetition."""
-    if blocks.only_loops:
+def _result_by_regions(page: PageAtWork, regions: RegionReadings) -> PageResult:
+    """Return the result of a page read by regions. Raises OcrRepetition."""
+    if regions.only_loops:
         raise OcrRepetition()
-    cut, looped = blocks.having(Flaw.CUT), blocks.having(Flaw.LOOP)
+    cut, looped = regions.names_with(Flaw.CUT), regions.names_with(Flaw.LOOP)
     return PageResult(
         page.number,
         PageState.TRUNCATED if cut else PageState.OCR,
-        page_markdown(blocks.shown(), page.number),
-        blocks.regions(),
+        page_markdown(regions.visible(), page.number),
+        regions.regions(),
         "length" if cut else "stop",
         warnings=[*map(_truncated, cut), *map(_loop_cut, looped)],
     )
 
 
-def _is_better(blocks: Blocks, whole: Reading) -> bool:
-    """Whether the regions say more than a flawed reading of the whole page."""
-    if not blocks.text or blocks.only_loops:
+def _is_better(regions: RegionReadings, whole: Reading) -> bool:
+    """Return True if the regions have more than a flawed reading of the whole page."""
+    if not regions.text or regions.only_loops:
         return False
-    flawless = not (blocks.having(Flaw.CUT) or blocks.having(Flaw.LOOP))
-    return flawless or whole.only_loop or len(blocks.text) > len(whole.text)
+    flawless = not (regions.names_with(Flaw.CUT) or regions.names_with(Flaw.LOOP))
+    return flawless or whole.only_loop or len(regions.text) > len(whole.text)
 
 
 def _truncated(what: str) -> PageWarning:
@@ -167,4 +178,4 @@ def _truncated(what: str) -> PageWarning:
 
 
 def _loop_cut(what: str) -> PageWarning:
-    return PageWarning("repetition_cut", f"{what} ran into a loop, which was cut.")
+    return PageWarning("repetition_cut", f"{what} contained a repetition loop, which was removed.")

@@ -139,7 +139,7 @@ class Asking:
     ) -> PageAnswer:
         async with self._limiter.request():
             await silence.begin()
-            await self._sink.still_ours()
+            await self._sink.require_lease()
             page.asked()
             answer = await self._read(picture, question)
         page.answered(answer)

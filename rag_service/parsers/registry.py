@@ -1,4 +1,4 @@
-"""The parsers by name. Intake checks names against it, the ocr worker makes them from it."""
+"""The parsers by name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ PARSERS = frozenset({"glmocr"})
 
 
 def require_parser(name: str) -> str:
-    """The name itself; InvalidOptions where there is no such parser."""
+    """Return the name. Raises InvalidOptions if there is no such parser."""
     if name not in PARSERS:
         raise InvalidOptions(f"There is no parser {name!r}; choose from: {', '.join(PARSERS)}.")
     return name
 
 
 def make_parser(name: str, settings: Settings) -> Parser:
-    """A parser ready to read pages. Raises InvalidOptions, ConfigurationError."""
+    """Return a parser that is ready to read pages. Raises InvalidOptions, ConfigurationError."""
     require_parser(name)
-    # Heavy imports stay in the process that reads pages.
+    # Imported late, as only the process that reads pages needs the heavy modules.
     from rag_service.parsers.glmocr import GlmOcr
 
     return GlmOcr(settings)

@@ -1,4 +1,4 @@
-"""Regions of pages on their way: from a parser or a job to the rows, from there to people."""
+"""Regions of pages: from a parser or a job to the rows, and from there to the API."""
 
 import asyncio
 from dataclasses import replace
@@ -21,7 +21,7 @@ TEXT = {"index": 1, "label": "text", "bbox_2d": [90, 100, 910, 700], "content": 
 
 
 class ByRegions:
-    """A parser that finds the same two regions on every page, and remembers what it was asked."""
+    """A parser that finds the same two regions on every page, and records its jobs."""
 
     name, version = "glmocr", "of a test"
 
@@ -44,8 +44,8 @@ def shown(run):
 
 
 @pytest.fixture
-def held_run(settings, make_pdf, tmp_path):
-    """A run that reads by regions, whatever is set today, and its document's bytes."""
+def claimed_run(settings, make_pdf, tmp_path):
+    """A run that reads by regions, whatever the settings say, and its document's bytes."""
     run = sim.ready_run(options=replace(sim.OPTIONS, layout=LayoutMode.REGIONS))
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf("one"))
@@ -53,7 +53,9 @@ def held_run(settings, make_pdf, tmp_path):
     return sim.claim(Stage.OCR)
 
 
-def test_a_worker_reads_as_its_run_says_and_keeps_the_regions(held_run, settings, monkeypatch):
+def test_a_worker_uses_the_runs_layout_mode_and_stores_the_regions(
+    claimed_run, settings, monkeypatch
+):
     # Not above: the module is a worker's, which has a broker from its first line on.
     from workers import ocr_worker
 
@@ -61,14 +63,14 @@ def test_a_worker_reads_as_its_run_says_and_keeps_the_regions(held_run, settings
     monkeypatch.setattr(ocr_worker, "make_parser", lambda name, settings: parser)
 
     async def work():
-        async with RunGuard(held_run, settings) as held:
+        async with RunGuard(claimed_run, settings) as held:
             await ocr_worker.read_run(held)
 
     assert settings.ocr.layout is not LayoutMode.REGIONS
     asyncio.run(work())
     [job] = parser.jobs
     assert job.layout is LayoutMode.REGIONS
-    assert shown(held_run) == [TITLE, TEXT]
+    assert shown(claimed_run) == [TITLE, TEXT]
 
 
 def test_pages_that_are_taken_over_keep_their_regions(settings):
@@ -91,7 +93,7 @@ def test_one_page_is_shown_with_its_regions_and_a_list_without(api):
     assert all("regions" not in page for page in api.client.get(url).json()["pages"])
 
 
-def test_a_job_reads_as_its_run_says_and_brings_the_regions(stack, tmp_path):
+def test_a_job_uses_the_runs_layout_mode_and_returns_the_regions(stack, tmp_path):
     asked = []
 
     def by_regions(job):

@@ -1,4 +1,4 @@
-"""A region's Markdown, beside what glmocr 0.1.5 makes of the same answers."""
+"""A region's Markdown, compared with that of glmocr 0.1.5 for the same answers."""
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ def page(*answers):
     return page_markdown([placed(index, *answer) for index, answer in enumerate(answers)], 3)
 
 
-def test_every_way_of_reading_has_the_prompt_that_the_model_knows():
+def test_every_task_has_the_prompt_that_the_model_knows():
     assert dict(PROMPTS) == {
         Task.TEXT: "Text Recognition:",
         Task.TABLE: "Table Recognition:",
@@ -91,7 +91,7 @@ def test_a_region_reads_as_the_sdk_writes_it(label, answer, markdown):
     assert page((label, answer)) == markdown
 
 
-# The SDK's Markdown stands third: it changes what the page says, or breaks the Markdown.
+# The third column is the SDK's Markdown, which changes what the page says or is broken.
 UNLIKE_THE_SDK = [
     ("text", "3.14 is pi", "3. 14 is pi", "3.14 is pi"),
     ("text", "1.2.3 Rent", "1. 2.3 Rent", "1.2.3 Rent"),
@@ -114,9 +114,9 @@ UNLIKE_THE_SDK = [
 ]
 
 
-@pytest.mark.parametrize(("label", "answer", "sdk", "ours"), UNLIKE_THE_SDK)
-def test_where_the_sdk_changes_the_words_ours_stay(label, answer, sdk, ours):
-    assert page((label, answer)) == ours != sdk
+@pytest.mark.parametrize(("label", "answer", "sdk", "kept"), UNLIKE_THE_SDK)
+def test_the_words_are_kept_if_the_sdk_changes_them(label, answer, sdk, kept):
+    assert page((label, answer)) == kept != sdk
 
 
 def test_blocks_are_joined_by_a_blank_line():
@@ -136,7 +136,7 @@ def test_a_formula_takes_its_number(number):
     assert page(("formula_number", number), ("display_formula", "x_1")) == tagged
 
 
-def test_a_number_that_no_formula_takes_stays():
+def test_a_number_without_a_formula_is_kept():
     assert page(("formula_number", "(1)"), ("text", "so")) == "(1)\n\nso"
     assert page(("display_formula", r"x \tag{1}"), ("formula_number", "(1)")) == (
         "$$\nx \\tag{1}\n$$\n\n(1)"
@@ -152,7 +152,7 @@ def test_a_word_broken_between_blocks_is_whole_again():
     )
 
 
-def test_a_broken_word_may_go_on_past_a_caption_and_over_three_blocks():
+def test_a_broken_word_may_continue_after_a_caption_and_over_three_blocks():
     texts = [("text", words) for words in ("Die Ver-", "änderung, die un-", "längst")]
     texts.insert(1, ("figure_title", "Bild 1"))
     assert page(*texts) == "Die Veränderung, die unlängst\n\nBild 1"
@@ -171,7 +171,7 @@ def test_other_hyphens_join_nothing(blocks):
     assert page(*blocks).count("\n\n") == 1
 
 
-def test_an_item_between_items_gets_their_sign():
+def test_a_text_between_list_items_becomes_an_item():
     assert page(("text", "- rent"), ("text", "term"), ("text", "· deposit")) == (
         "- rent\n\n- term\n\n- deposit"
     )
@@ -188,7 +188,7 @@ def test_a_picture_and_a_region_without_text_are_links_to_their_place():
     )
 
 
-def test_a_picture_that_is_to_be_read_has_its_text():
+def test_a_picture_that_is_read_has_its_text():
     assert content_for("image", Task.TEXT, "Exit") == "Exit"
     assert content_for("header", Task.DROP, "Exit") == content_for("image", Task.PICTURE, "x") == ""
 
@@ -197,7 +197,7 @@ def test_a_page_without_regions_is_empty():
     assert page_markdown([], 1) == ""
 
 
-def test_joined_blocks_keep_label_and_place_and_are_numbered_anew():
+def test_joined_blocks_keep_label_and_box_and_are_renumbered():
     joined = join_blocks(
         [
             region("text", "con-", (1, 1, 2, 2), 4),
@@ -230,7 +230,7 @@ REGIONS = st.lists(st.tuples(LABELS, ANSWERS), max_size=8).map(
 
 
 def signs(text):
-    """Letters that no rule takes or adds."""
+    """The letters, which no rule adds or removes."""
     return [sign for sign in text if sign in "xconiuedTh漢\ud800"]
 
 
@@ -247,7 +247,7 @@ def test_markdown_of_markdown_is_itself(task, label, answer):
 
 
 @given(REGIONS)
-def test_blocks_are_joined_once_and_for_all(regions):
+def test_joining_blocks_again_changes_nothing(regions):
     joined = join_blocks(regions)
     assert join_blocks(joined) == joined
     assert page_markdown(joined, 1) == page_markdown(regions, 1)
@@ -257,7 +257,7 @@ def test_blocks_are_joined_once_and_for_all(regions):
 @pytest.mark.parametrize(
     "piece", ["$", "$ ", "$a\n", " ", "\n", "a-", ".", "```", "| ", "1.", r"\t"]
 )
-def test_a_megabyte_takes_no_more_than_its_share(piece):
+def test_a_megabyte_of_one_piece_is_handled(piece):
     answer = "a" + piece * (1_000_000 // len(piece)) + "b"
     for task in (Task.TEXT, Task.TABLE, Task.FORMULA):
         assert content_for("text", task, answer).strip("$\n")[0] == "a"

@@ -1,4 +1,4 @@
-"""The parser `glmocr` against the fake OCR server: what each page becomes, and what it costs."""
+"""The parser `glmocr` against the fake OCR server: each page's outcome and its requests."""
 
 import asyncio
 from dataclasses import replace
@@ -46,11 +46,11 @@ def test_pages_are_read_in_order_and_some_at_once(reader):
     stored = reader.read(9)
     assert [stored[n].markdown for n in range(1, 10)] == [reader.mark(n).text for n in range(1, 10)]
     assert {result.state for result in stored.values()} == {PageState.OCR}
-    assert reader.sink.hands == sorted(reader.sink.hands)
+    assert reader.sink.begun == sorted(reader.sink.begun)
     assert reader.server.peak == 3
 
 
-def test_a_result_says_where_it_comes_from(reader):
+def test_a_result_names_its_engine_and_model(reader):
     reader.server.models = [{"id": fake.MODEL, "owned_by": "sglang"}]
     reader.source.warnings = (PdfWarning("resolution_capped", "72 DPI", 1),)
     result = reader.read()[1]
@@ -68,7 +68,7 @@ def test_a_job_without_pages_asks_nothing(reader):
     "reply",
     [*map(fake.gateway, (502, 503, 504)), fake.busy(), fake.CUT, fake.DROPPED, fake.BAD_GZIP],
 )
-def test_what_passes_is_asked_again_on_the_schedule(reader, reply):
+def test_temporary_errors_are_retried_on_the_schedule(reader, reply):
     reader.server.script(reader.mark(), reply, reply)
     assert reader.read()[1].state is PageState.OCR
     assert len(reader.requests()) == 3
@@ -102,7 +102,7 @@ def test_a_schedule_spent_while_others_succeed_gives_one_later_try(reader):
     assert len(reader.requests(1)) == BUDGET
 
 
-def test_a_success_before_the_schedule_began_says_nothing_about_now(reader):
+def test_a_success_before_the_schedule_began_does_not_count(reader):
     reader.in_flight = 1
     reader.server.always(reader.mark(2), fake.gateway(503))
     with pytest.raises(OcrOutage):
@@ -112,7 +112,7 @@ def test_a_success_before_the_schedule_began_says_nothing_about_now(reader):
 
 @pytest.mark.parametrize("pages", [1, 4])
 def test_the_later_try_is_the_last(reader, pages):
-    """Also where nothing else is there to be read meanwhile: the server says that it is well."""
+    """Also if there is no other page to read meanwhile: the server's health check passes."""
     reader.server.always(reader.mark(1), fake.gateway(503))
     stored = reader.read(pages, tries=1)
     assert stored[1].state is PageState.FAILED
@@ -154,7 +154,7 @@ def test_a_refused_page_fails_at_once(reader, status):
 
 
 @pytest.mark.parametrize("reply", [fake.ENCODER_CACHE, fake.TOO_LARGE])
-def test_a_page_refused_for_its_size_is_sent_once_more_at_two_thirds(reader, reply):
+def test_a_page_refused_for_its_size_is_sent_again_at_two_thirds(reader, reply):
     reader.server.script(reader.mark(), reply)
     result = reader.read()[1]
     assert (result.state, result.dpi) == (PageState.OCR, 48)
@@ -184,7 +184,7 @@ def test_a_cut_page_gets_one_retry_with_more_room(reader):
     assert second.max_tokens == pytest.approx(first.max_tokens * 4, rel=0.01)
 
 
-def test_a_page_cut_twice_keeps_its_text_and_says_so(reader):
+def test_a_page_cut_twice_keeps_its_text_with_a_warning(reader):
     reader.server.default = fake.HALF
     result = reader.read()[1]
     assert result.state is PageState.TRUNCATED
@@ -193,7 +193,7 @@ def test_a_page_cut_twice_keeps_its_text_and_says_so(reader):
     assert len(reader.requests()) == 2
 
 
-def test_a_cut_page_is_not_asked_for_twice_where_there_is_no_more_room(reader):
+def test_a_cut_page_is_not_read_twice_if_no_higher_limit_is_possible(reader):
     reader.changes = {"max_tokens": 300}
     reader.server.default = fake.HALF
     assert reader.read()[1].state is PageState.TRUNCATED
@@ -203,7 +203,7 @@ def test_a_cut_page_is_not_asked_for_twice_where_there_is_no_more_room(reader):
 @pytest.mark.parametrize(
     "second", [fake.refusal(500), fake.refusal(400), fake.ENCODER_CACHE, fake.LOOP, fake.EMPTY]
 )
-def test_a_cut_page_whose_retry_brings_nothing_keeps_the_first_text(reader, second):
+def test_a_cut_page_whose_retry_has_no_text_keeps_the_first_text(reader, second):
     reader.server.script(reader.mark(), fake.Reply(text="half", finish_reason="length"), second)
     result = reader.read()[1]
     assert (result.state, result.markdown) == (PageState.TRUNCATED, "half")
@@ -218,13 +218,13 @@ def test_two_readings_without_text_are_a_page_without_text(reader, nothing):
     assert len(reader.requests()) == 2
 
 
-def test_an_empty_answer_is_not_believed_at_once(reader):
+def test_an_empty_answer_is_checked_by_a_second_reading(reader):
     reader.server.script(reader.mark(), fake.EMPTY)
     assert reader.read()[1].state is PageState.OCR
 
 
 @pytest.mark.parametrize("reasons", [("length", "stop"), ("stop", "length"), ("length", "length")])
-def test_nothing_but_a_cut_answer_is_a_failed_page(reader, reasons):
+def test_an_empty_answer_that_was_cut_fails_the_page(reader, reasons):
     replies = [fake.Reply(text="", finish_reason=reason) for reason in reasons]
     reader.server.script(reader.mark(), *replies)
     result = reader.read()[1]
@@ -236,7 +236,7 @@ def test_an_empty_answer_and_a_failure_get_a_later_try(reader):
     assert reader.read()[1].retry_in is not None
 
 
-def test_the_room_stays_within_the_ceiling_and_the_context(reader):
+def test_the_token_limit_stays_within_the_ceiling_and_the_context(reader):
     reader.changes = {"max_tokens": 600}
     reader.read()
     assert reader.requests()[0].max_tokens == 600
@@ -255,7 +255,7 @@ def test_a_page_that_cannot_be_rendered_fails_alone(reader):
     assert reader.requests(2) == []
 
 
-def test_a_server_that_is_away_is_an_outage_after_one_probe(reader):
+def test_an_unreachable_server_is_an_outage_after_one_probe(reader):
     reader.server.refuse()
     with pytest.raises(OcrOutage):
         reader.read(5)
@@ -263,7 +263,7 @@ def test_a_server_that_is_away_is_an_outage_after_one_probe(reader):
 
 
 def test_a_refused_connection_to_a_living_server_is_asked_again(reader):
-    """It refused while it restarted: up again by the time of the probe."""
+    """It refused while it restarted, and answers the probe."""
     reader.server.refuse()
     listened = asyncio.Event()
 
@@ -272,7 +272,7 @@ def test_a_refused_connection_to_a_living_server_is_asked_again(reader):
             reader.server.listen()
             listened.set()
 
-    reader.sink.still_ours = listen_first
+    reader.sink.require_lease = listen_first
     assert reader.read()[1].state is PageState.OCR
 
 
@@ -284,7 +284,7 @@ def test_a_misconfigured_server_is_an_outage_of_its_own_kind(reader, status):
     assert reader.sink.stored == {}
 
 
-def test_a_wrong_key_is_no_fault_of_the_page(reader):
+def test_a_wrong_key_is_not_blamed_on_the_page(reader):
     reader.server.key = "right"
     reader.changes = {"api_key": SecretStr("wrong")}
     with pytest.raises(OcrMisconfigured):
@@ -308,7 +308,7 @@ def test_pages_stay_alone_until_one_is_answered(reader):
     assert reader.server.peak == 1
 
 
-def test_a_draining_worker_stores_the_pages_in_flight_and_begins_no_other(reader):
+def test_a_draining_worker_stores_the_pages_in_flight_and_begins_no_more(reader):
     reader.server.default = fake.Reply(delay=0.1)
     reader.sink.stop_at, reader.sink.stop = 3, Draining()
     with pytest.raises(Draining):
@@ -329,7 +329,7 @@ def test_a_lost_lease_closes_every_request(reader):
     assert {r.outcome for n in (1, 2) for r in reader.requests(n)} == {"disconnected"}
 
 
-def test_no_request_goes_out_for_a_run_that_is_not_ours(reader):
+def test_no_request_is_sent_after_the_lease_was_lost(reader):
     reader.sink.lost = True
     with pytest.raises(LeaseLost):
         reader.read(2)
@@ -361,7 +361,7 @@ ANY_REPLY = st.sampled_from(
     tries=st.integers(0, 1),
     mode=st.sampled_from(LayoutMode),
 )
-def test_whatever_the_server_does_each_page_ends_once_and_never_well_without_text(
+def test_each_page_ends_once_and_a_good_page_has_text_whatever_the_server_does(
     server, script, of_region, tries, mode
 ):
     reader = Reader(server)

@@ -1,4 +1,4 @@
-"""The parser `glmocr` by regions, and whole with regions where that fails."""
+"""The parser `glmocr` by regions, and on the whole page with regions as the second try."""
 
 import asyncio
 
@@ -63,7 +63,7 @@ def codes(result):
     return [warning.code for warning in result.warnings]
 
 
-def test_each_region_is_read_by_its_own_prompt_and_put_together_in_order(regions):
+def test_each_region_is_read_by_its_own_prompt_and_joined_in_order(regions):
     regions.layouts.boxes[1] = [TITLE, TEXT, TABLE, FORMULA]
     answer(regions, TITLE, fake.Reply(text="Report"))
     answer(regions, TEXT, fake.Reply(text="Some words."))
@@ -84,7 +84,7 @@ def test_each_region_is_read_by_its_own_prompt_and_put_together_in_order(regions
     ]  # fmt: skip
 
 
-def test_what_the_regions_cost_is_the_pages_cost(regions):
+def test_the_pages_tokens_are_the_sum_of_its_regions(regions):
     regions.layouts.boxes[1] = [TITLE, TEXT]
     result = regions.read()[1]
     assert (result.prompt_tokens, result.finish_reason) == (200, "stop")
@@ -125,7 +125,7 @@ def test_a_photo_is_a_page_without_text_after_two_readings(regions):
     assert len(regions.requests()) == 2
 
 
-def test_silent_regions_are_followed_by_the_whole_page(regions):
+def test_if_all_regions_are_empty_the_whole_page_is_read(regions):
     regions.layouts.boxes[1] = [TITLE, TEXT]
     for box in (TITLE, TEXT):
         answer(regions, box, fake.EMPTY)
@@ -133,14 +133,14 @@ def test_silent_regions_are_followed_by_the_whole_page(regions):
     assert (result.state, result.markdown) == (PageState.OCR, regions.mark().text)
 
 
-def test_text_boxes_that_nobody_reads_are_a_failed_page(regions):
+def test_a_page_with_text_boxes_but_no_text_fails(regions):
     regions.layouts.boxes[1] = [TEXT]
     regions.server.default = fake.EMPTY
     result = regions.read()[1]
     assert (result.state, result.error.code) == (PageState.FAILED, "ocr_empty")
 
 
-def test_one_silent_region_among_others_costs_nothing(regions):
+def test_one_empty_region_among_others_does_no_harm(regions):
     regions.layouts.boxes[1] = [TITLE, TEXT]
     answer(regions, TITLE, fake.EMPTY)
     result = regions.read()[1]
@@ -148,7 +148,7 @@ def test_one_silent_region_among_others_costs_nothing(regions):
     assert result.markdown == region_mark(regions.document, 1, TEXT.bbox).text
 
 
-def test_a_cut_region_gets_more_room_once(regions):
+def test_a_cut_region_gets_a_higher_limit_once(regions):
     regions.layouts.boxes[1] = [TITLE, TEXT]
     answer(regions, TEXT, CUT)
     assert regions.read()[1].state is PageState.OCR
@@ -165,7 +165,7 @@ def test_a_region_cut_twice_truncates_the_page_and_is_named(regions):
     assert "Three, and" in result.markdown
 
 
-def test_a_region_that_loops_is_read_once_more_at_another_temperature(regions):
+def test_a_region_that_loops_is_read_again_at_another_temperature(regions):
     regions.layouts.boxes[1] = [TEXT]
     answer(regions, TEXT, fake.LOOP)
     assert codes(regions.read()[1]) == []
@@ -192,7 +192,7 @@ def test_a_refused_region_fails_the_page_by_name(regions):
     assert "Region 2 (text)" in result.error.message
 
 
-def test_a_region_refused_for_its_size_is_sent_once_more_at_two_thirds(regions):
+def test_a_region_refused_for_its_size_is_sent_again_at_two_thirds(regions):
     regions.layouts.boxes[1] = [TITLE, TEXT]
     answer(regions, TEXT, fake.ENCODER_CACHE)
     assert regions.read()[1].state is PageState.OCR
@@ -235,7 +235,7 @@ def test_a_page_that_cannot_be_drawn_fails_in_its_place(regions):
     assert stored[3].markdown == region_mark(regions.document, 3, TEXT.bbox).text
 
 
-def test_by_itself_an_ordinary_page_is_read_whole_and_its_layout_not_asked_for(auto):
+def test_auto_reads_an_ordinary_page_as_a_whole_without_its_layout(auto):
     auto.layouts.boxes[1] = [TEXT]
     result = auto.read()[1]
     assert (result.markdown, result.regions) == (auto.mark().text, ())
@@ -264,7 +264,7 @@ def test_regions_that_are_cut_as_well_do_not_replace_the_longer_text(auto):
 
 
 @pytest.mark.parametrize("reply", [fake.refusal(400), fake.refusal(500)])
-def test_regions_that_fail_do_not_cost_the_text_at_hand(auto, reply):
+def test_regions_that_fail_keep_the_first_text(auto, reply):
     auto.layouts.boxes[1] = [TEXT]
     auto.server.script(auto.mark(), CUT, CUT)
     auto.server.always(region_mark(auto.document, 1, TEXT.bbox), reply)
@@ -292,7 +292,7 @@ def test_an_empty_page_without_text_boxes_is_a_page_without_text(auto):
 
 
 @pytest.mark.parametrize("mode", [LayoutMode.PAGE, LayoutMode.AUTO])
-def test_nothing_but_a_loop_twice_is_a_failed_page(auto, mode):
+def test_a_page_that_is_only_a_loop_twice_fails(auto, mode):
     auto.layout = mode
     auto.server.default = fake.LOOP
     result = auto.read()[1]
@@ -300,7 +300,7 @@ def test_nothing_but_a_loop_twice_is_a_failed_page(auto, mode):
     assert len(auto.requests()) == 2
 
 
-def test_a_prompt_that_comes_back_is_no_text(auto):
+def test_a_returned_prompt_is_not_text(auto):
     auto.layout = LayoutMode.PAGE
     auto.server.script(auto.mark(), fake.Reply(text="Text Recognition:"))
     assert auto.read()[1].markdown == auto.mark().text

@@ -1,4 +1,4 @@
-"""What a model says around its answer goes; what stands on the page stays."""
+"""What a model writes around its answer is removed; the text of the page is kept."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ ANSWERS = st.lists(SAID, max_size=14).map("".join) | st.text(st.characters(), ma
         ("```markdown\n```", ""),
     ],
 )
-def test_prompts_and_fences_around_an_answer_go(said, meant):
+def test_prompts_and_fences_around_an_answer_are_removed(said, meant):
     assert strip_prompt(said, PROMPT) == meant
 
 
@@ -54,27 +54,27 @@ def test_prompts_and_fences_around_an_answer_go(said, meant):
         "Text recognition, then and now",
     ],
 )
-def test_the_words_of_a_page_stay(text):
+def test_the_words_of_a_page_are_kept(text):
     assert strip_prompt(text, PROMPT) == text
 
 
-def test_without_a_prompt_only_fences_and_signs_go():
+def test_without_a_prompt_only_fences_and_turn_markers_are_removed():
     assert strip_prompt("```md\nThe lease\n```<|endoftext|>", "") == "The lease"
 
 
 @given(ANSWERS)
-def test_what_is_left_is_a_part_of_the_answer_with_nothing_more_to_strip(text):
+def test_the_result_is_a_part_of_the_answer_and_stripping_again_changes_nothing(text):
     left = strip_prompt(text, PROMPT)
     assert left in text
     assert strip_prompt(left, PROMPT) == left
 
 
 @given(st.lists(st.sampled_from("abc \n"), max_size=20).map("".join))
-def test_around_any_words_the_echo_goes(words):
+def test_the_echo_is_removed_around_any_words(words):
     assert strip_prompt(f"{PROMPT}\n```markdown\n{words}\n```", PROMPT) == words.strip()
 
 
 @pytest.mark.parametrize("piece", [PROMPT, "```markdown\n", "```\n", " ", "\n", f"{PROMPT}```md\n"])
-def test_a_megabyte_takes_no_more_than_its_share(piece):
+def test_a_megabyte_of_one_piece_is_handled(piece):
     text = piece * (1_000_000 // len(piece))
     assert len(strip_prompt(text + "a\n" + text, PROMPT)) <= 2 * len(text) + 2

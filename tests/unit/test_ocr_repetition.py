@@ -1,4 +1,4 @@
-"""Loops are cut, and what only looks like one is left alone."""
+"""Loops are removed, and text that only looks like a loop is kept."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rag_service.ocr.cleanup.repetition import Cut, cut_loop
+from rag_service.ocr.cleanup.repetition import WithoutLoops, cut_loop
 
 BEFORE = "The committee met on Tuesday and approved the minutes.\n"
 PARAGRAPH = (
@@ -93,7 +93,7 @@ LOOPS = {
 
 FILLING = (".", "\ufffd\ud800")
 AFTER = "The meeting was closed at four o'clock."
-# Proof only at the end of an answer that its limit cut.
+# Loops only at the end of an answer that was cut by its limit.
 SHORT_LOOPS = {
     "a line": ("The total is due within thirty days of the invoice.\n", 5),
     "a phrase": ("the cat sat on the mat ", 7),
@@ -111,20 +111,20 @@ def cases(named):
 
 
 @pytest.mark.parametrize("text", REAL.values(), ids=REAL.keys())
-def test_real_pages_are_left_alone(text):
+def test_real_pages_are_unchanged(text):
     for page in (text, BEFORE + text + AFTER):
-        assert cut_loop(page) == Cut(page, False)
+        assert cut_loop(page) == WithoutLoops(page, False)
 
 
 @cases(LOOPS)
-def test_of_a_loop_one_copy_stays_and_what_follows_it(unit, times):
+def test_one_copy_of_a_loop_and_what_follows_it_are_kept(unit, times):
     cut = cut_loop(BEFORE + unit * times + AFTER)
     few = -(-3 // len(unit)) if unit in FILLING else 1
-    assert cut == Cut(BEFORE + unit * few + AFTER, True)
+    assert cut == WithoutLoops(BEFORE + unit * few + AFTER, True)
 
 
 @cases(LOOPS)
-def test_at_the_end_a_broken_last_copy_goes_too(unit, times):
+def test_a_broken_last_copy_at_the_end_is_removed_too(unit, times):
     cut = cut_loop(BEFORE + unit * times + unit[: len(unit) * 2 // 3])
     assert cut.looped
     assert cut.text.startswith(BEFORE + unit.rstrip())
@@ -148,12 +148,12 @@ def test_a_row_is_kept_whole_after_other_rows():
     )
 
 
-def test_a_sentence_that_spaces_part_is_kept_once():
+def test_a_sentence_separated_by_spaces_is_kept_once():
     cut = cut_loop("The cat sat. " * 60 + "The c", unfinished=True)
     assert cut.text == "The cat sat."
 
 
-def test_a_character_that_the_limit_cut_in_two_hides_no_loop():
+def test_a_loop_is_found_before_a_character_cut_in_two():
     text = BEFORE + "我们在这个地方住了很多年。" * 9 + "我们\ufffd"
     assert cut_loop(text, unfinished=True).text == BEFORE + "我们在这个地方住了很多年。"
 
@@ -164,11 +164,11 @@ def test_loops_within_a_larger_loop_are_cut_too():
     assert text == BEFORE + "word " + sentence
 
 
-def test_a_loop_is_found_though_each_of_its_lines_comes_twice_in_it():
+def test_a_loop_whose_copy_contains_each_line_twice_is_found():
     lines = ("The wind came down", "and shook", "the house")
     one, two, three = (f"{line:<31}\n" for line in lines)
     verse = one + two + one + three + two + three
-    assert cut_loop(verse * 25) == Cut(verse, True)
+    assert cut_loop(verse * 25) == WithoutLoops(verse, True)
 
 
 def test_two_loops_in_one_text():
@@ -179,7 +179,7 @@ def test_two_loops_in_one_text():
 @given(ANY_TEXT, st.booleans())
 @example("", False)
 @example("\ud800" * 500, True)
-def test_a_cut_takes_away_and_adds_nothing(text, unfinished):
+def test_a_cut_only_removes_text(text, unfinished):
     cut = cut_loop(text, unfinished=unfinished)
     rest = iter(text)
     assert all(character in rest for character in cut.text)
@@ -189,7 +189,7 @@ def test_a_cut_takes_away_and_adds_nothing(text, unfinished):
 @given(ANY_TEXT, st.booleans())
 def test_a_second_cut_finds_nothing(text, unfinished):
     once = cut_loop(text, unfinished=unfinished).text
-    assert cut_loop(once, unfinished=unfinished) == Cut(once, False)
+    assert cut_loop(once, unfinished=unfinished) == WithoutLoops(once, False)
 
 
 @given(ANY_TEXT)
@@ -198,7 +198,7 @@ def test_what_is_a_loop_in_a_whole_answer_is_one_in_a_cut_answer(text):
 
 
 @given(st.text("abc \n", max_size=300).filter(str.strip), st.integers(400, 500))
-def test_any_text_many_times_over_is_a_loop(unit, times):
+def test_any_text_repeated_many_times_is_a_loop(unit, times):
     cut = cut_loop(unit * times)
     assert cut.looped
     assert len(cut.text) <= 2 * len(unit) + 3
@@ -229,7 +229,7 @@ def megabyte(name):
         "nested",
     ],
 )
-def test_a_megabyte_takes_no_more_than_its_share(name):
+def test_a_megabyte_is_handled(name):
     text = megabyte(name)
     cut = cut_loop(text, unfinished=True)
     assert cut.looped == (name in {"spaces", "nested"})

@@ -1,4 +1,4 @@
-"""Tables from models: whole ones stay to the letter, broken ones parse and lose no word."""
+"""Tables from models: correct ones are unchanged, broken ones become valid and lose no word."""
 
 import re
 from html.parser import HTMLParser
@@ -21,10 +21,10 @@ PARENTS = {
 }
 
 
-class Reading(HTMLParser):
+class StrictParser(HTMLParser):
     """Reads strictly: a tag out of place or without its end is an error. `cells` hold the texts.
 
-    Outside of tables anything goes.
+    Outside tables, anything is allowed.
     """
 
     def __init__(self, html):
@@ -55,7 +55,7 @@ class Reading(HTMLParser):
 
 
 def cells_of(html):
-    return Reading(html).cells
+    return StrictParser(html).cells
 
 
 WHOLE = [
@@ -75,7 +75,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize("text", WHOLE)
-def test_whole_tables_and_what_is_none_stay_to_the_letter(text):
+def test_correct_tables_and_text_without_tables_are_unchanged(text):
     assert repair(text) == text
 
 
@@ -98,18 +98,18 @@ def test_whole_tables_and_what_is_none_stay_to_the_letter(text):
         ("<table><tr><td/>a</td></tr></table>", ["|a"]),
     ],
 )
-def test_broken_tables_are_made_whole(broken, rows):
+def test_broken_tables_are_repaired(broken, rows):
     lines = ("<tr><td>" + row.replace("|", "</td><td>") + "</td></tr>" for row in rows)
     assert repair(broken) == f"<table>{''.join(lines)}</table>"
 
 
-def test_text_after_a_table_without_an_end_is_no_cell():
+def test_text_after_an_unclosed_table_is_not_a_cell():
     table = "<table><tr><td>a</td></tr>"
     assert repair(f"{table}\n\n# Next\n\nText") == f"{table}</table>\n\n# Next\n\nText"
     assert repair(f"{table[:-5]}\n\n# Next") == f"{table}</table>\n\n# Next"
 
 
-def test_two_tables_stay_two_where_the_first_has_no_end():
+def test_two_tables_stay_two_if_the_first_is_unclosed():
     one = "<table><tr><td>a</td></tr>"
     assert repair(f"{one}\n\n{one}</table>") == f"{one}</table>\n\n{one}</table>"
     text = f"{one[:-10]}\n\nText\n\n{one}</table>"
@@ -117,11 +117,11 @@ def test_two_tables_stay_two_where_the_first_has_no_end():
 
 
 @pytest.mark.parametrize("before", ["a <b", "</", "<!-- ", "<script>", "<t <u", "<table", "</td>"])
-def test_nothing_before_a_table_swallows_it(before):
+def test_no_markup_before_a_table_hides_it(before):
     assert cells_of(repair(f"Text {before}<table><tr><td>a</td></tr></table>")) == ["a"]
 
 
-def test_a_table_without_cells_is_nothing_or_a_word():
+def test_a_table_without_cells_is_dropped_or_becomes_text():
     assert (
         repair("<table></table>")
         == repair("<table><tr>")
@@ -140,12 +140,12 @@ def test_only_tags_of_tables_stay_tags_in_a_cell():
     assert cells_of(repaired) == ["5 m^2 H_2O <script>x</script>"]
 
 
-def test_no_tag_arises_where_one_is_taken_out():
+def test_removing_a_tag_creates_no_new_tag():
     text = "<table><tr><td><<b>td>a<</tbody>/tr></td></tr></table>"
     assert cells_of(repair(text)) == ["<td>a</tr>"]
 
 
-def test_attributes_that_concern_no_table_go():
+def test_attributes_that_are_not_for_tables_are_removed():
     row = '<tr style="color:red"><td rowspan=9999 colspan=2>a</td></tr>'
     assert repair(f"<table onclick='x()' border=1>{row}</table>") == (
         "<table border=1><tr><td colspan=2>a</td></tr></table>"
@@ -174,8 +174,8 @@ def test_every_cell_keeps_its_text(table):
 
 
 @given(TABLES, st.booleans(), st.booleans(), st.booleans())
-def test_ends_that_are_missing_change_no_cell(table, rows, cells, end):
-    # At the very end this sign is the beginning of a tag that was cut.
+def test_missing_end_tags_change_no_cell(table, rows, cells, end):
+    # At the very end, "<" is the beginning of a tag that was cut.
     assume(not table[-1][-1].endswith("<"))
     assert repair(written(table, rows, cells, end)) == repair(written(table))
 
@@ -184,9 +184,9 @@ TAGS = ["</td>", "</tr>", "<td>", "<tr>", "</table>", "</tbody>", "<b>", "<br>",
 
 
 @given(st.lists(WORDS | st.sampled_from(TAGS), max_size=30))
-def test_whatever_tags_are_lost_or_added_no_word_is(pieces):
+def test_no_word_is_lost_whatever_tags_are_missing_or_added(pieces):
     repaired = repair("<table><tr><td>x" + "".join(pieces))
-    Reading(repaired)
+    StrictParser(repaired)
     bare = re.sub("<[^<>]*>|&lt;/?[a-z]+>", "", repaired)
     assert "".join(bare.split()) == "x" + "".join(each for each in pieces if each not in TAGS)
 
@@ -240,10 +240,10 @@ def test_a_second_repair_changes_nothing(text):
     assert repair(once) == once
 
 
-# In Markdown a listing hides its tags, and no tag goes on after a blank line.
+# In Markdown, tags in a listing are text, and no tag continues after a blank line.
 @given(ANY_TEXT.filter(lambda text: not re.search("```|<[^<>]*\n\n", text)))
-def test_a_table_from_any_text_is_whole(text):
-    Reading(repair(f"<table><tr><td>x{text}"))
+def test_a_table_from_any_text_is_valid(text):
+    StrictParser(repair(f"<table><tr><td>x{text}"))
 
 
 @given(ANY_TEXT.filter(lambda text: not re.search("<ta?b?l?e?d? |<t[Q1]", text)))
@@ -257,7 +257,7 @@ def test_no_letter_is_lost(text):
 @pytest.mark.parametrize(
     "piece", ["<table><tr><td>", "<td>a", "</td>", "<", "<b a=1 ", "```\n", "<table><td>a\n\nb"]
 )
-def test_a_megabyte_takes_no_more_than_its_share(piece):
+def test_a_megabyte_of_one_piece_is_handled(piece):
     times = 1_000_000 // len(piece)
     repaired = repair(f"<table><tr><td>{piece * times}")
     assert repaired.count("<td>") == repaired.count("</td>") >= 1

@@ -1,4 +1,4 @@
-"""The order in which blocks are read, whatever order the file draws them in."""
+"""The order in which blocks are read does not depend on the order of drawing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_three_columns() -> None:
     assert places(columns) == [0, 1, 2]
 
 
-def test_labels_beside_their_text_stay_with_it() -> None:
+def test_a_label_beside_a_text_stays_with_it() -> None:
     rows = []
     for row in range(4):
         top = 100 + 60 * row

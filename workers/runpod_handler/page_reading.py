@@ -108,10 +108,10 @@ class JobResults:
             if number not in self.done
         ]
 
-    async def in_hand(self, number: int) -> None:  # noqa: ARG002
+    async def begin_page(self, number: int) -> None:  # noqa: ARG002
         await self._claim.require_valid()
 
-    async def still_ours(self) -> None:
+    async def require_lease(self) -> None:
         await self._claim.require_valid()
 
     async def store(self, result: PageResult) -> None:

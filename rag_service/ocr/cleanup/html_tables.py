@@ -1,6 +1,6 @@
-"""HTML tables as models write them, made whole: every tag closed, every word kept. Used by parsers.
+"""Repairs the HTML tables that models write: every tag is closed, every word is kept.
 
-A table that is whole already comes back as it was, to the letter.
+A correct table is returned unchanged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _CELLS = frozenset({"td", "th", "caption"})
 _SECTIONS = frozenset({"thead", "tbody", "tfoot"})
-# What a row, a cell and the rest may stand in.
+# The elements that may contain a cell, a row, a section or a caption.
 _PARENTS = {
     **dict.fromkeys(("td", "th"), frozenset({"tr"})),
     "tr": _SECTIONS | {"table"},
@@ -18,7 +18,7 @@ _PARENTS = {
 }
 _WRAPPERS = {"td": "tr", "th": "tr", "tr": "table", "caption": "table"}
 _WRAPPERS.update(dict.fromkeys(_SECTIONS, "table"))
-# A table may stand in a cell; deeper ones are a model's loop.
+# How deep tables may be nested; deeper ones are a model's loop.
 _DEEPEST = 3
 
 _ATTRIBUTES = frozenset({"rowspan", "colspan", "border", "class", "align", "valign", "scope"})
@@ -30,24 +30,24 @@ _NAMES = "table|thead|tbody|tfoot|tr|td|th|caption"
 _TAG = re.compile(
     rf"<(?P<end>/?)(?P<name>{_NAMES})(?P<attributes>\s[^<>]*?)?(?P<empty>/?)>", re.IGNORECASE
 )
-# A listing on the page may show tags: they are its text.
+# Tags in a listing are its text.
 _LISTING = r"(?P<listing>^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z))"
 _TAG_OR_LISTING = re.compile(f"{_LISTING}|{_TAG.pattern}", re.IGNORECASE | re.MULTILINE | re.DOTALL)
 _CUT_TAG = re.compile(r"<(/?)([a-z]*)([ \t][^<>\n]*)?\Z", re.IGNORECASE)
 _FIRST_PART = re.compile(r"\s*<(?:tr|td|th)[\s>]", re.IGNORECASE)
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 
-# Tags within a cell that say nothing, that part words, and that raise or lower a sign.
+# Tags within a cell that become a sign, that become a space, and that are dropped.
 _SIGNS = {"sup": "^", "sub": "_"}
 _SPACES = ("br", "p", "div", "li", "ul", "ol")
-_SILENT = ("b", "i", "u", "em", "strong", "span", "font", "small", "center", "col", "colgroup")
+_DROPPED = ("b", "i", "u", "em", "strong", "span", "font", "small", "center", "col", "colgroup")
 _INLINE = re.compile(
-    rf"<(/?)({'|'.join((*_SILENT, *_SPACES, *_SIGNS))})"
+    rf"<(/?)({'|'.join((*_DROPPED, *_SPACES, *_SIGNS))})"
     rf"(?:\s+[\w:-]+\s*=\s*(?:{_VALUE}))*(?:\s*/)?>",
     re.IGNORECASE,
 )
 _OPENS_MARKUP = re.compile(r"<(?=[a-z/!?]|\Z)", re.IGNORECASE)
-# Outside of tables only what would swallow a table after it; a<b stays.
+# Outside tables, only tags that would hide a following table; a<b is kept.
 _SWALLOWS = re.compile(
     rf"<(?=[!?]|/(?![a-z])|/?(?:{_NAMES}|script|style|title|textarea|template|iframe|xmp)\b)",
     re.IGNORECASE,
@@ -55,18 +55,18 @@ _SWALLOWS = re.compile(
 
 
 def repair(text: str) -> str:
-    """The text with its tables made whole.
+    """Return the text with its tables repaired.
 
-    Only tags of tables stay tags within a table; text outside cells gets a cell of its own. What
-    is named like a table and has no cells is text, its tags escaped. Around tables only what
-    would swallow them is escaped: comments, scripts, stray ends.
+    Within a table, only the tags of tables stay tags; text outside cells gets its own cell. A
+    table without cells is text, its tags escaped. Outside tables, only markup that would hide
+    them is escaped: comments, scripts, stray end tags.
     """
     return _Repair(text).repaired() if _TAG.search(text) else text
 
 
 @dataclass(slots=True)
 class _Open:
-    """An element that is open: as it was written, and where its tag stands in the output."""
+    """An open element: its source, and the index of its tag among the output's parts."""
 
     name: str
     source: str
@@ -75,55 +75,55 @@ class _Open:
 
 
 class _Repair:
-    """One walk over a text, from tag to tag, with the elements that are open."""
+    """One pass over a text, from tag to tag, with the open elements."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._parts: list[str] = []
         self._open: list[_Open] = []
-        # Nothing but space since the beginning or the last table.
+        # Only space since the beginning or the last table.
         self._at_edge = True
 
     def repaired(self) -> str:
-        """The whole text; to be asked for once."""
+        """Return the repaired text. Call it once."""
         place = 0
         while True:
             tag = (_TAG if self._open else _TAG_OR_LISTING).search(self._text, place)
             words = self._text[place : tag.start() if tag else None]
-            if self._ends_without_end(words, tag):
+            if self._table_ends_unclosed(words, tag):
                 if tag is None:
                     words = _without_cut_tag(words)
                     self._text = self._text[:place] + words
-                # Sought once more from there on: it may be a listing that follows.
+                # Searched again from there: the next match may be a listing.
                 place += self._end_tables(words)
                 continue
-            self._words(words, tag)
+            self._add_words(words, tag)
             if tag is None:
                 return "".join(self._parts)
-            self._tag(tag)
+            self._add_tag(tag)
             place = tag.end()
 
-    def _ends_without_end(self, words: str, following: re.Match[str] | None) -> bool:
-        """Whether no more of this table comes: nothing, or another table that is not in a cell."""
+    def _table_ends_unclosed(self, words: str, following: re.Match[str] | None) -> bool:
+        """Return True if the text or a new table outside a cell follows the open table."""
         if not self._open or following is None:
             return bool(self._open)
         if not _is_opening(following, "table"):
             return False
         in_cell = self._open[-1].name in _CELLS
-        # A stray end before the words is dropped: what it parted is one text then.
-        return not in_cell or bool(_until_blank_line(self._since_tag() + words)[1].strip())
+        # A stray end tag before the words is dropped, so the text around it is one.
+        return not in_cell or bool(_until_blank_line(self._text_since_tag() + words)[1].strip())
 
-    def _since_tag(self) -> str:
-        """What the open cell has said after the last tag that stays."""
-        said: list[str] = []
+    def _text_since_tag(self) -> str:
+        """Return the open cell's text after the last kept tag."""
+        texts: list[str] = []
         for part in reversed(self._parts):
             if _OPENS_MARKUP.match(part):
                 break
-            said.append(part)
-        return "".join(reversed(said))
+            texts.append(part)
+        return "".join(reversed(texts))
 
     def _end_tables(self, words: str) -> int:
-        """Close all; how many of the words are the last cell's, which a blank line ends."""
+        """Close all elements. Return the length of the last cell's text: up to a blank line."""
         inside, outside = "", words
         if self._open[-1].name in _CELLS:
             inside, outside = _until_blank_line(words)
@@ -132,41 +132,41 @@ class _Repair:
             self._close_last(followed=bool(outside.strip()))
         return len(inside)
 
-    def _words(self, words: str, following: re.Match[str] | None) -> None:
-        """What stands before the next tag."""
+    def _add_words(self, words: str, following: re.Match[str] | None) -> None:
+        """Add the text before the next tag."""
         if self._open:
-            self._inside(words)
+            self._add_inside(words)
             return
         words = _SWALLOWS.sub("&lt;", words)
         if following is not None and following["name"]:
             words = _without_open_tag(words)
-        self._outside(words)
+        self._add_outside(words)
 
-    def _outside(self, words: str) -> None:
+    def _add_outside(self, words: str) -> None:
         self._parts.append(words)
         self._at_edge = self._at_edge and not words.strip()
 
-    def _inside(self, words: str) -> None:
-        """Words in a cell, if need be in one of their own; space may stand anywhere."""
+    def _add_inside(self, words: str) -> None:
+        """Add text to the open cell, or to a new one; space may be anywhere."""
         if words.strip() and self._open[-1].name not in _CELLS:
-            self._make_room("td")
+            self._prepare_for("td")
             self._push("td", "<td>")
         self._parts.append(_cell_text(words))
 
-    def _tag(self, tag: re.Match[str]) -> None:
+    def _add_tag(self, tag: re.Match[str]) -> None:
         if not tag["name"]:
-            self._outside(tag[0])
+            self._add_outside(tag[0])
         elif not self._open and not self._begins_table(tag):
-            # After a table a spare end is an end too many; in running text it is a word.
+            # A stray end tag after a table is dropped; in running text it is text.
             if not (self._at_edge and tag["end"]):
-                self._outside(tag[0].replace("<", "&lt;"))
+                self._add_outside(tag[0].replace("<", "&lt;"))
         elif tag["end"]:
             self._close(tag["name"].lower(), tag[0])
         else:
             self._begin(tag)
 
     def _begins_table(self, tag: re.Match[str]) -> bool:
-        """Whether a tag outside of tables begins one, be it without the word."""
+        """Return True if a tag outside tables begins one, even without <table>."""
         name = tag["name"].lower()
         if tag["end"] or name == "table":
             return not tag["end"]
@@ -176,13 +176,13 @@ class _Repair:
 
     def _begin(self, tag: re.Match[str]) -> None:
         name = tag["name"].lower()
-        self._make_room(name)
+        self._prepare_for(name)
         self._push(name, _safe_tag(tag), tag[0])
         if tag["empty"]:
             self._close_last()
 
-    def _make_room(self, name: str) -> None:
-        """Close and open what must be, so that an element may stand here."""
+    def _prepare_for(self, name: str) -> None:
+        """Close and open elements until an element of this name is allowed here."""
         if name == "table":
             depth = sum(element.name == "table" for element in self._open)
             if self._open and (self._open[-1].name not in _CELLS or depth >= _DEEPEST):
@@ -193,7 +193,7 @@ class _Repair:
             self._close_last()
         if not self._open or self._open[-1].name not in wanted:
             wrapper = _WRAPPERS[name]
-            self._make_room(wrapper)
+            self._prepare_for(wrapper)
             self._push(wrapper, f"<{wrapper}>")
 
     def _push(self, name: str, tag: str, source: str = "") -> None:
@@ -203,7 +203,7 @@ class _Repair:
         self._parts.append(tag)
 
     def _close(self, name: str, source: str = "") -> None:
-        """Close the innermost such element of this table; an end without a beginning is nothing."""
+        """Close the innermost such element of this table; ignore an end tag without a start."""
         names = {"td", "th"} if name in {"td", "th"} else {name}
         for place in range(len(self._open) - 1, -1, -1):
             if self._open[place].name in names:
@@ -215,12 +215,12 @@ class _Repair:
                 return
 
     def _close_last(self, source: str = "", *, followed: bool = False) -> None:
-        """End the innermost element. A table without cells was a word, or nothing at all."""
+        """End the innermost element. A table without cells becomes text if text follows it."""
         element = self._open.pop()
         if element.name == "table" and not element.has_cells:
             del self._parts[element.part :]
             if followed:
-                self._outside(element.source.replace("<", "&lt;"))
+                self._add_outside(element.source.replace("<", "&lt;"))
             return
         self._parts.append(source or f"</{element.name}>")
         self._at_edge = not self._open
@@ -231,12 +231,12 @@ def _is_opening(tag: re.Match[str] | None, name: str) -> bool:
 
 
 def _until_blank_line(words: str) -> tuple[str, str]:
-    parting = _BLANK_LINE.search(words)
-    return (words[: parting.start()], words[parting.start() :]) if parting else (words, "")
+    blank = _BLANK_LINE.search(words)
+    return (words[: blank.start()], words[blank.start() :]) if blank else (words, "")
 
 
 def _without_cut_tag(words: str) -> str:
-    """Without the beginning of a tag at the very end, where an answer was cut."""
+    """Remove the beginning of a tag at the very end, left by an answer that was cut."""
     cut = _CUT_TAG.search(words)
     if cut is None:
         return words
@@ -247,15 +247,15 @@ def _without_cut_tag(words: str) -> str:
 
 
 def _without_open_tag(words: str) -> str:
-    """With no tag that could go on into the next; none goes on after a blank line."""
+    """Escape an unfinished tag that would continue into the next; a blank line ends it."""
     start = words.rfind(">") + 1
-    for parting in _BLANK_LINE.finditer(words, start):
-        start = parting.end()
+    for blank in _BLANK_LINE.finditer(words, start):
+        start = blank.end()
     return words[:start] + _escaped(words[start:])
 
 
 def _safe_tag(tag: re.Match[str]) -> str:
-    """The tag as it is where nothing in it is foreign; else with what concerns a table."""
+    """Return the tag with only the attributes that concern tables."""
     attributes = tag["attributes"] or ""
     found = list(_ATTRIBUTE.finditer(attributes))
     kept = [each for each in found if _concerns_table(each)]
@@ -273,16 +273,16 @@ def _concerns_table(attribute: re.Match[str]) -> bool:
 
 
 def _cell_text(words: str) -> str:
-    """Text for a cell: no tag remains, and no two pieces become one."""
+    """Return text for a cell: no tag remains, and words stay separate."""
     parts: list[str] = []
     place = 0
     for tag in _INLINE.finditer(words):
-        parts += [_escaped(words[place : tag.start()]), _instead_of(tag)]
+        parts += [_escaped(words[place : tag.start()]), _replacement(tag)]
         place = tag.end()
     return "".join([*parts, _escaped(words[place:])])
 
 
-def _instead_of(tag: re.Match[str]) -> str:
+def _replacement(tag: re.Match[str]) -> str:
     name = tag[2].lower()
     if name in _SPACES:
         return " "

@@ -1,60 +1,60 @@
-"""What a model says around its answer: the prompt once more, a code fence. Used by parsers."""
+"""Removes what a model writes around its answer: the prompt, a code fence, turn markers."""
 
 from __future__ import annotations
 
 import re
 
 _FENCE = "```"
-# A fence that names one of these holds the answer itself, not a listing on the page.
+# A fence that names one of these contains the answer itself, not a listing on the page.
 _OPENING = re.compile(r"```[ \t]*(?:markdown|md|html|latex|tex)[ \t]*\r?\n", re.IGNORECASE)
-# Signs that open or end a turn. GLM-OCR ends by <|user|>; servers that know only <|endoftext|>
-# let it through and the model goes on, mostly with empty fences (ollama issue 17113).
+# Markers that begin or end a turn. GLM-OCR ends with <|user|>; servers that know only
+# <|endoftext|> pass it on and the model continues, mostly with empty fences (ollama issue 17113).
 _TURNS = ("<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>")
 
 
 def strip_prompt(text: str, prompt: str) -> str:
-    """The answer alone: no prompt before it or on a line of its own after it, no fence around."""
+    """Return the answer without a prompt before it or on its own line after it, and unfenced."""
     answer = _Answer(text, prompt.strip())
-    while answer.lost_start() or answer.lost_fence() or answer.lost_end():
+    while answer.strip_start() or answer.strip_fence() or answer.strip_end():
         pass
     return answer.text()
 
 
 class _Answer:
-    """text[start:end], narrowed from both sides without copies; `fences` stand within."""
+    """text[start:end], narrowed from both sides without copies; `fences` counts those within."""
 
     def __init__(self, text: str, prompt: str) -> None:
         self._text = text
-        self._said = (prompt, *_TURNS) if prompt else _TURNS
+        self._echoes = (prompt, *_TURNS) if prompt else _TURNS
         self._start, self._end = 0, len(text)
         self._fences = text.count(_FENCE)
         self._changed = False
 
     def text(self) -> str:
-        """What remains; the whole text as it came where nothing was lost."""
+        """Return what remains; the unchanged text if nothing was removed."""
         return self._text[self._start : self._end].strip() if self._changed else self._text
 
-    def lost_start(self) -> bool:
-        """Whether a prompt or the sign of a turn stood first."""
+    def strip_start(self) -> bool:
+        """Remove a prompt or a turn marker at the start. Return True if there was one."""
         start = self._first()
-        for said in self._said:
-            if self._text.startswith(said, start, self._end):
-                return self._narrow(start + len(said), self._end)
+        for echo in self._echoes:
+            if self._text.startswith(echo, start, self._end):
+                return self._narrow(start + len(echo), self._end)
         return False
 
-    def lost_end(self) -> bool:
-        """Whether a sign, a prompt on a line of its own or an empty fence stood last."""
+    def strip_end(self) -> bool:
+        """Remove a turn marker, a prompt on its own line or an empty fence at the end."""
         end = self._last()
-        for said in self._said:
-            begin = end - len(said)
-            if self._text.endswith(said, self._start, end) and (
-                said in _TURNS or self._begins_line(begin)
+        for echo in self._echoes:
+            begin = end - len(echo)
+            if self._text.endswith(echo, self._start, end) and (
+                echo in _TURNS or self._begins_line(begin)
             ):
                 return self._narrow(self._start, begin)
-        return self._lost_empty_fence(end)
+        return self._strip_empty_fence(end)
 
-    def _lost_empty_fence(self, end: int) -> bool:
-        """A fence with nothing after it that opens a block, or closes one that holds nothing."""
+    def _strip_empty_fence(self, end: int) -> bool:
+        """Remove a last fence that opens a block, or closes an empty one."""
         begin = end - len(_FENCE)
         if not self._text.endswith(_FENCE, self._start, end) or not self._begins_line(begin):
             return False
@@ -68,8 +68,8 @@ class _Answer:
         self._fences -= 1
         return self._narrow(self._start, begin)
 
-    def lost_fence(self) -> bool:
-        """Whether a fence stood around the whole; a missing end is forgiven."""
+    def strip_fence(self) -> bool:
+        """Remove a fence around the whole answer; its end may be missing."""
         opening = _OPENING.match(self._text, self._first(), self._end)
         if not opening:
             return False
@@ -88,13 +88,13 @@ class _Answer:
         return True
 
     def _first(self) -> int:
-        """Where the first visible character stands."""
+        """Return the index of the first visible character."""
         while self._start < self._end and self._text[self._start].isspace():
             self._start += 1
         return self._start
 
     def _last(self, end: int | None = None) -> int:
-        """Where the last visible character before `end` ends."""
+        """Return the index after the last visible character before `end`."""
         end = self._end if end is None else end
         while end > self._start and self._text[end - 1].isspace():
             end -= 1
