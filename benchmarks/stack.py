@@ -27,7 +27,7 @@ from rag_service.documents.intake import IntakeOptions, accept, check_options
 from rag_service.documents.storage import DocumentStore
 from rag_service.embedded import EmbeddedStack, Program, ProgramStatus
 from rag_service.embedded.folder import free_port
-from rag_service.knowledgebase import document_queries
+from rag_service.knowledgebase import document_queries, page_queries
 from rag_service.knowledgebase.views import DocumentView, PageView
 from rag_service.states import TERMINAL, Stage
 
@@ -110,9 +110,9 @@ class Stack:
 
     def pages(self, document_id: str) -> list[PageView]:
         """Every page of the run that answers for the document."""
-        run_id = document_queries.shown_run_id(document_id)
+        run_id = page_queries.shown_run_id(document_id)
         most = self.settings.limits.max_pages
-        return document_queries.list_pages(run_id, limit=most) if run_id else []
+        return page_queries.list_pages(run_id, limit=most) if run_id else []
 
 
 def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -24,7 +24,7 @@ from rag_service.documents import deletion, intake
 from rag_service.documents.incoming_file import IncomingFile
 from rag_service.documents.storage import DocumentStore
 from rag_service.jobs import wake_ups
-from rag_service.knowledgebase import document_queries
+from rag_service.knowledgebase import document_queries, page_queries
 from rag_service.knowledgebase.views import DocumentView, PageView
 from tests.fakes.ocr_server import FakeOcrServer, Request
 from tests.fakes.scans import Mark, new_number, scan
@@ -71,7 +71,7 @@ class Service:
 
     def pages(self, document_id: str) -> list[PageView]:
         """The pages of the document's newest run."""
-        return list(document_queries.list_pages(self.view(document_id).latest_run.id))
+        return list(page_queries.list_pages(self.view(document_id).latest_run.id))
 
     def page(self, document_id: str, number: int) -> PageView:
         """One page of the newest run."""

@@ -1,4 +1,4 @@
-"""Documents and pages as the API shows them, made up for tests."""
+"""Views of documents and pages for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rag_service.states import PageState, RunState
 
 
 def view(status: RunState = RunState.PROCESSED, **changes: object) -> DocumentView:
-    """A document whose newest run is its current one, unless changed."""
+    """Return a document whose newest run is its current one, unless changed."""
     pages = PageCounts(total=4, done=3)
     run = RunView(id="r", status=status, error=None, pages=pages)
     fields: dict[str, object] = {

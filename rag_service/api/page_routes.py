@@ -19,13 +19,8 @@ from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here
 from rag_service.errors import InvalidOptions, NotFound
 from rag_service.knowledgebase.document_markdown import outcome_of, page_section
-from rag_service.knowledgebase.document_queries import (
-    StoredSource,
-    get_page,
-    get_source,
-    list_pages,
-    shown_run_id,
-)
+from rag_service.knowledgebase.document_queries import StoredSource, get_source
+from rag_service.knowledgebase.page_queries import get_page, list_pages, shown_run_id
 from rag_service.knowledgebase.views import DocumentView, PageView, WholePageView
 from rag_service.layout.page_layout import Bbox
 from rag_service.states import RunState

@@ -263,10 +263,10 @@ def _print(inputs: list[_Input], form: Format, output: Path | None) -> None:
 
 
 def _pages(view: DocumentView) -> Iterator[PageView]:
-    from rag_service.knowledgebase import document_queries
+    from rag_service.knowledgebase import page_queries
 
-    run_id, after = document_queries.shown_run_id(view.id), 0
-    while run_id and (batch := document_queries.list_pages(run_id, after=after, limit=_PAGES)):
+    run_id, after = page_queries.shown_run_id(view.id), 0
+    while run_id and (batch := page_queries.list_pages(run_id, after=after, limit=_PAGES)):
         yield from batch
         after = batch[-1].number
 

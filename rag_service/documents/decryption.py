@@ -1,6 +1,7 @@
-"""Opens encrypted PDFs with a password that is used once and kept nowhere. Used by API, intake.
+"""Decryption of PDFs with a password, which is used once and never stored.
 
-The decrypted working copy belongs to one document, lives under the document's id and goes with it.
+The decrypted copy belongs to one document: it is stored under the document's id and removed with
+the document.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from rag_service.pdf.session import PdfSession
 async def unlocked(
     settings: Settings, path: Path, media_type: str, password: str | None
 ) -> AsyncIterator[Path | None]:
-    """A readable copy of the PDF for the length of the block; None where none is needed.
+    """Yield the path of a decrypted copy, or None if none is needed; it is removed afterwards.
 
-    A file that no password helps is no error here: it gets its row and fails by name.
+    A file that cannot be decrypted by any password is no error here: prepare reports it.
     Raises WrongPassword.
     """
     if not password or media_type != PDF:
@@ -44,7 +45,10 @@ async def unlocked(
 
 
 async def _decrypt(settings: Settings, path: Path, password: str, target: Path) -> bool:
-    """Whether the target holds a copy. A child of its own sees the password and ends with it."""
+    """Write a decrypted copy to `target`. Return False if none is needed or possible.
+
+    Only a child process, which ends afterwards, gets the password.
+    """
     async with PdfSession(settings.pdf, settings.limits.max_pages) as pdf:
         if not await _is_encrypted(pdf, path):
             return False
@@ -68,20 +72,20 @@ async def _is_encrypted(pdf: PdfSession, path: Path) -> bool:
 async def unlock_stored(
     settings: Settings, store: DocumentStore, document_id: str, password: str
 ) -> None:
-    """Replace a stored document's bytes by a readable copy, where the password is needed.
+    """Replace a stored document's bytes by a decrypted copy if it needs the password.
 
     Raises NotFound, AlreadyActive, WrongPassword, SourceMissing, StorageUnavailable.
     """
-    document = await asyncio.to_thread(_ended, document_id)
+    document = await asyncio.to_thread(_find_inactive, document_id)
     with ExitStack() as held:
         source = store.open_local(document.source_key)
         path = await asyncio.to_thread(held.enter_context, source)
         async with unlocked(settings, path, PDF, password) as decrypted:
             if decrypted is not None:
-                await asyncio.to_thread(_adopt, store, document_id, decrypted)
+                await asyncio.to_thread(_replace_under_lock, store, document_id, decrypted)
 
 
-def _ended(document_id: str) -> StoredDocument:
+def _find_inactive(document_id: str) -> StoredDocument:
     with begin() as connection:
         document = document_rows.find(connection, document_id)
     if document is None:
@@ -91,16 +95,16 @@ def _ended(document_id: str) -> StoredDocument:
     return document
 
 
-def _adopt(store: DocumentStore, document_id: str, decrypted: Path) -> None:
-    document = _ended(document_id)
+def _replace_under_lock(store: DocumentStore, document_id: str, decrypted: Path) -> None:
+    document = _find_inactive(document_id)
     with document_rows.content_lock(document.sha256) as connection:
-        adopt_copy(connection, store, document, decrypted)
+        replace_by_copy(connection, store, document, decrypted)
 
 
-def adopt_copy(
+def replace_by_copy(
     connection: Connection, store: DocumentStore, document: StoredDocument, decrypted: Path
 ) -> None:
-    """Make the copy the document's bytes; the encrypted ones go with their last document.
+    """Replace the document's bytes by the copy; delete the encrypted ones if no other uses them.
 
     The caller holds the content's lock and has no transaction open.
     """
@@ -108,8 +112,8 @@ def adopt_copy(
     store.put_file(key, decrypted)
     with connection.begin():
         document_rows.set_source(connection, document.id, key)
-        needed = document_rows.is_needed_by_others(
+        is_needed = document_rows.is_needed_by_others(
             connection, document.id, document.sha256, document.source_key
         )
-    if not needed and document.source_key != key:
+    if not is_needed and document.source_key != key:
         store.delete(document.source_key)

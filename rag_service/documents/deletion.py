@@ -1,4 +1,4 @@
-"""A document's end as its owner wants it: cancel, delete, removal. Used by API, maintenance."""
+"""Cancelling, deleting and removing documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def cancel(document_id: str) -> bool:
-    """Cancel the active run; False where nothing was active. Raises NotFound."""
+    """Cancel the active run. Return False if no run is active. Raises NotFound."""
     with begin() as connection:
         if document_rows.find(connection, document_id) is None:
             raise NotFound(f"There is no document {document_id}.")
@@ -23,38 +23,41 @@ def cancel(document_id: str) -> bool:
 
 
 def delete(document_id: str) -> None:
-    """Cancel and hide the document; its rows and bytes go soon after. Raises NotFound."""
+    """Cancel and mark the document as deleted; maintenance removes rows and bytes later.
+
+    Raises NotFound.
+    """
     with begin() as connection:
         if not document_rows.mark_deleted(connection, document_id):
             raise NotFound(f"There is no document {document_id}.")
-    # Afterwards: no new run can come now, and a run is locked before its document.
+    # A second transaction: no new run can be added now, and a run is locked before its document.
     with begin() as connection:
         runs.cancel(connection, document_id, Cancelled())
 
 
 def remove_deleted(store: DocumentStore, limit: int = 100) -> int:
-    """Remove rows and bytes of deleted documents; how many are gone for good."""
+    """Remove rows and bytes of up to `limit` deleted documents. Return the number removed."""
     removed = 0
-    for hidden in document_rows.removable_documents(limit):
+    for deleted in document_rows.removable_documents(limit):
         try:
-            _remove(store, hidden)
+            _remove(store, deleted)
         except StorageUnavailable as error:
-            log.warning("The bytes of deleted document %s stay for now: %s", hidden.id, error)
+            log.warning("Cannot remove deleted document %s now: %s", deleted.id, error)
             continue
         removed += 1
     return removed
 
 
 def _remove(store: DocumentStore, deleted: DeletedDocument) -> None:
-    """Bytes first: the hidden row brings us back to them where the store is away."""
+    """Remove bytes first: if the store is unreachable, the row makes a later round try again."""
     with document_rows.content_lock(deleted.sha256) as connection:
         with connection.begin():
-            needed = document_rows.is_needed_by_others(
+            is_needed = document_rows.is_needed_by_others(
                 connection, deleted.id, deleted.sha256, deleted.source_key
             )
-        if not needed:
+        if not is_needed:
             store.delete(deleted.source_key)
-        # After a crash a decrypted copy may stand there that no row names.
+        # After a crash there may be a decrypted copy that no row names.
         store.delete(working_key(deleted.id))
         with connection.begin():
             document_rows.remove(connection, deleted.id)

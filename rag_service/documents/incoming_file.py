@@ -1,4 +1,4 @@
-"""Receives a file onto the disk: hashed and limited while it streams. Used by intake."""
+"""Files received onto the disk, hashed and limited in size while they are written."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rag_service.pdf.media_type import HEAD_BYTES, media_type_of
 
 _CHUNK = 1024 * 1024
 _PREFIX = "upload-"
-# No upload takes this long; what is older was left behind by a crash.
+# No upload takes this long; an older file was left by a crash.
 _STALE_SECONDS = 24 * 3600.0
 
 
 class IncomingFile:
-    """A temporary file that knows its size, sha256 and first bytes; gone when closed.
+    """A temporary file with its size, sha256 and first bytes; removed when closed.
 
-    Raises StorageUnavailable, with the system's reason, where the disk does not take it.
+    Raises StorageUnavailable, with the system's reason, if the disk cannot be written to.
     """
 
     def __init__(self, settings: Settings) -> None:
-        with _disk():
+        with _disk_errors():
             # Closed by close(), which also runs at the end of a `with` block.
             self._file = NamedTemporaryFile(  # noqa: SIM115
                 dir=_incoming(settings), prefix=_PREFIX, delete=False
@@ -40,18 +40,18 @@ class IncomingFile:
         self.bytes = 0
 
     def write(self, chunk: bytes) -> None:
-        """Append bytes. Raises TooLarge as soon as the limit is passed."""
+        """Append bytes. Raises TooLarge as soon as the limit is exceeded."""
         self.bytes += len(chunk)
         if self.bytes > self._limit:
             raise TooLarge(f"The file is larger than limits.max_bytes ({self._limit} bytes).")
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         self._digest.update(chunk)
-        with _disk():
+        with _disk_errors():
             self._file.write(chunk)
 
     def copy_from(self, source: BinaryIO) -> None:
-        """Append everything a file holds."""
+        """Append the whole content of a file."""
         while chunk := source.read(_CHUNK):
             self.write(chunk)
 
@@ -60,8 +60,8 @@ class IncomingFile:
         return self._digest.hexdigest()
 
     def finish(self) -> str:
-        """Flush, and say the media type. Raises EmptyFile, UnsupportedType."""
-        with _disk():
+        """Flush, and return the media type. Raises EmptyFile, UnsupportedType."""
+        with _disk_errors():
             self._file.flush()
         if self.bytes == 0:
             raise EmptyFile()
@@ -72,7 +72,7 @@ class IncomingFile:
 
     def close(self) -> None:
         """Remove the file."""
-        # Closing writes what is still in hand, which a full disk refuses; it is thrown away.
+        # Closing writes buffered bytes, which fails on a full disk; the file is removed anyway.
         with suppress(OSError):
             self._file.close()
         self.path.unlink(missing_ok=True)
@@ -90,8 +90,8 @@ class IncomingFile:
 
 
 @contextmanager
-def _disk() -> Iterator[None]:
-    """Where the disk is full or read-only, that is no error of ours."""
+def _disk_errors() -> Iterator[None]:
+    """Turn an OSError, such as a full or read-only disk, into StorageUnavailable."""
     try:
         yield
     except OSError as error:
@@ -100,9 +100,9 @@ def _disk() -> Iterator[None]:
 
 @contextmanager
 def scratch_file(settings: Settings) -> Iterator[Path]:
-    """An empty file beside the uploads, gone after the block. Raises StorageUnavailable."""
+    """Yield the path of an empty file, removed after the block. Raises StorageUnavailable."""
     with (
-        _disk(),
+        _disk_errors(),
         NamedTemporaryFile(dir=_incoming(settings), prefix=_PREFIX, delete=False) as file,
     ):
         path = Path(file.name)
@@ -113,7 +113,7 @@ def scratch_file(settings: Settings) -> Iterator[Path]:
 
 
 def remove_stale(settings: Settings) -> int:
-    """Remove files that uploads left behind when their process died; how many."""
+    """Remove files that uploads left when their process died. Return their number."""
     oldest = time.time() - _STALE_SECONDS
     stale = [p for p in _incoming(settings).glob(_PREFIX + "*") if p.stat().st_mtime < oldest]
     for path in stale:

@@ -1,4 +1,4 @@
-"""Accepts documents: checks, stores bytes, inserts document and run, rings. Used by the API."""
+"""Intake of documents: check, store bytes, insert document and run, notify workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rag_service.database.document_rows import NewDocument, StoredDocument
 from rag_service.database.engine import Connection, begin
 from rag_service.database.models import new_id
 from rag_service.database.storable_text import clean
-from rag_service.documents.decryption import adopt_copy
+from rag_service.documents.decryption import replace_by_copy
 from rag_service.documents.incoming_file import IncomingFile
 from rag_service.documents.storage import DocumentStore, source_key, working_key
 from rag_service.errors import (
@@ -34,7 +34,7 @@ _LONGEST_NAME = 255
 
 @dataclass(frozen=True, slots=True)
 class IntakeOptions:
-    """What a sender may choose, checked."""
+    """The checked options of an upload."""
 
     collection: str
     run: RunOptions
@@ -43,7 +43,7 @@ class IntakeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What became of an upload; `queued` where it made a run."""
+    """The result of an upload; `queued`: it added a run."""
 
     id: str
     status: RunState
@@ -59,12 +59,12 @@ def check_options(
     ocr: str | None = None,
     priority: str | None = None,
 ) -> IntakeOptions:
-    """Options from their names, defaults filled in. Raises InvalidOptions."""
+    """Return the options, with defaults for those not given. Raises InvalidOptions."""
     collection = collection or DEFAULT_COLLECTION
     if not _COLLECTION.fullmatch(collection):
         raise InvalidOptions(
-            "collection: begin with a letter or digit; up to 128 letters, digits, spaces "
-            "and _ . : / @ + -"
+            "collection: must begin with a letter, a digit or _ and have at most 128 letters, "
+            "digits, spaces and _ . : / @ + -"
         )
     return IntakeOptions(
         collection, run_options(settings, parser=parser, ocr=ocr), _priority(priority)
@@ -74,11 +74,11 @@ def check_options(
 def run_options(
     settings: Settings, *, parser: str | None = None, ocr: str | None = None
 ) -> RunOptions:
-    """How a document would be read today. Raises InvalidOptions."""
+    """Return the options of a run under the current settings. Raises InvalidOptions."""
     try:
         mode = OcrMode(ocr or OcrMode.AUTO)
     except ValueError as error:
-        raise InvalidOptions(f"ocr: {ocr!r} is none of auto, force, off.") from error
+        raise InvalidOptions(f"ocr: {ocr!r} is not one of auto, force, off.") from error
     return RunOptions(
         parser=require_parser(parser or settings.parser.default),
         model=settings.ocr.model,
@@ -92,56 +92,54 @@ def _priority(name: str | None) -> Priority:
     try:
         return Priority[(name or "bulk").upper()]
     except KeyError as error:
-        raise InvalidOptions(f"priority: {name!r} is neither interactive nor bulk.") from error
+        raise InvalidOptions(f"priority: {name!r} is not one of interactive, bulk.") from error
 
 
 def display_name(name: str | None) -> str:
-    """A sender's file name without its folders, for people to read; never used as a path."""
+    """Return the file name without its folders, for display only; it is never used as a path."""
     base = " ".join(clean(PurePosixPath(PureWindowsPath(name or "").name).name).split())
     return base[:_LONGEST_NAME] or "unnamed"
 
 
 def require_backlog_space(settings: Settings) -> None:
-    """Raise BacklogFull where too many documents wait already."""
+    """Raise BacklogFull if limits.max_backlog documents are waiting."""
     with begin() as connection:
         waiting = runs.backlog(connection)
     if waiting >= settings.limits.max_backlog:
-        raise BacklogFull(
-            f"{waiting} documents wait already (limits.max_backlog); try again later."
-        )
+        raise BacklogFull(f"{waiting} documents are waiting (limits.max_backlog); try again later.")
 
 
 def accept(
     settings: Settings,
     store: DocumentStore,
-    spool: IncomingFile,
+    file: IncomingFile,
     filename: str | None,
     options: IntakeOptions,
     *,
     decrypted: Path | None = None,
 ) -> Accepted:
-    """Store the upload and queue it, or name the document that it already is.
+    """Store the upload and add a run, or return the document that already has this content.
 
-    `decrypted` is a readable copy of an encrypted PDF; it is kept for this document alone.
+    `decrypted`: the path of a decrypted copy, which is stored for this document alone.
     Raises EmptyFile, UnsupportedType, OptionsDiffer, BacklogFull, StorageUnavailable.
     """
-    media_type = spool.finish()
+    media_type = file.finish()
     require_backlog_space(settings)
     new = NewDocument(
         collection=options.collection,
-        sha256=spool.sha256,
+        sha256=file.sha256,
         filename=display_name(filename),
         media_type=media_type,
-        bytes=spool.bytes,
+        bytes=file.bytes,
     )
     with document_rows.content_lock(new.sha256) as connection:
-        accepted, run_id = _settle(connection, store, new, spool.path, options, decrypted)
+        accepted, run_id = _store_or_find(connection, store, new, file.path, options, decrypted)
     if run_id is not None:
         wake_ups.notify(Stage.PREPARE, run_id, new.filename)
     return accepted
 
 
-def _settle(
+def _store_or_find(
     connection: Connection,
     store: DocumentStore,
     new: NewDocument,
@@ -149,19 +147,19 @@ def _settle(
     options: IntakeOptions,
     decrypted: Path | None,
 ) -> tuple[Accepted, str | None]:
-    """A new document, or the known one; looks again where a delete or reprocess came between."""
+    """Add a new document, or use the existing one; repeat if it changed in between."""
     while True:
         with connection.begin():
-            known = document_rows.find_by_content(connection, new.collection, new.sha256)
-        if known is None:
-            return _first(connection, store, new, path, options, decrypted)
+            document = document_rows.find_by_content(connection, new.collection, new.sha256)
+        if document is None:
+            return _add_document(connection, store, new, path, options, decrypted)
         try:
-            return _again(connection, store, known, options, decrypted)
+            return _use_existing(connection, store, document, options, decrypted)
         except (AlreadyActive, NotFound):
             continue
 
 
-def _first(
+def _add_document(
     connection: Connection,
     store: DocumentStore,
     new: NewDocument,
@@ -175,28 +173,28 @@ def _first(
     with connection.begin():
         document_rows.insert_document(connection, new, key, document_id)
         run_id = runs.add_run(
-            # The first run has no earlier one whose pages it could take over.
+            # The first run has no earlier run whose pages it could reuse.
             connection, document_id, options.run, options.priority, reuse_pages=False,
         )  # fmt: skip
     return Accepted(document_id, RunState.QUEUED, duplicate=False, queued=True), run_id
 
 
-def _again(
+def _use_existing(
     connection: Connection,
     store: DocumentStore,
-    known: StoredDocument,
+    document: StoredDocument,
     options: IntakeOptions,
     decrypted: Path | None,
 ) -> tuple[Accepted, str | None]:
-    if known.active or known.state is RunState.PROCESSED:
-        if known.fingerprint != options.run.fingerprint:
+    if document.active or document.state is RunState.PROCESSED:
+        if document.fingerprint != options.run.fingerprint:
             raise OptionsDiffer(
-                f"This file is document {known.id} already, with other options; "
-                f"use reprocess to read it anew."
+                f"This file is already document {document.id}, with other options; "
+                "use reprocess to read it again."
             )
-        return Accepted(known.id, known.state, duplicate=True, queued=False), None
+        return Accepted(document.id, document.state, duplicate=True, queued=False), None
     if decrypted is not None:
-        adopt_copy(connection, store, known, decrypted)
+        replace_by_copy(connection, store, document, decrypted)
     with connection.begin():
-        run_id = runs.add_run(connection, known.id, options.run, options.priority)
-    return Accepted(known.id, RunState.QUEUED, duplicate=True, queued=True), run_id
+        run_id = runs.add_run(connection, document.id, options.run, options.priority)
+    return Accepted(document.id, RunState.QUEUED, duplicate=True, queued=True), run_id

@@ -1,4 +1,4 @@
-"""Redoes documents: chooses them, says what would be done, makes the runs. Used by the API."""
+"""Reprocessing of documents: select them, report what is done, add the runs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _RANGE = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the new runs do differently; None keeps the document's own choice.
+    """Options of the new runs; None keeps the document's option.
 
-    `pages`: those alone are read again; none given means all that have to be.
+    `pages`: if given, only these are read again, else all pages that need it.
     """
 
     parser: str | None = None
@@ -48,24 +48,24 @@ def check_change(
     priority: Priority = Priority.BULK,
     pages: str | None = None,
 ) -> Change:
-    """Raises InvalidOptions."""
+    """Return the checked change. Raises InvalidOptions."""
     if parser is not None:
         require_parser(parser)
     if ocr is not None and ocr not in set(OcrMode):
-        raise InvalidOptions(f"ocr: {ocr!r} is none of auto, force, off.")
+        raise InvalidOptions(f"ocr: {ocr!r} is not one of auto, force, off.")
     if pages and all_pages:
-        raise InvalidOptions("pages and all_pages contradict each other.")
+        raise InvalidOptions("pages and all_pages cannot be given together.")
     return Change(parser, ocr, all_pages, priority, _page_ranges(pages) if pages else ())
 
 
 def _page_ranges(text: str) -> tuple[PageRange, ...]:
-    """`3,7-9` as pairs of the first and the last page."""
+    """Parse `3,7-9` into pairs of the first and the last page. Raises InvalidOptions."""
     ranges = []
     for part in text.split(","):
         found = _RANGE.fullmatch(part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 1 <= first <= last:
-            raise InvalidOptions(f"pages: {part.strip()!r} is no page and no range, as in 3,7-9.")
+            raise InvalidOptions(f"pages: {part.strip()!r} is not a page or a range, as in 3,7-9.")
         ranges.append((first, last))
     return tuple(ranges)
 
@@ -78,11 +78,11 @@ def reprocess(
     dry_run: bool = False,
     on_each: Callable[[Redo], None] = lambda _: None,
 ) -> list[Redo]:
-    """Make a run for each selected document that has something to redo.
+    """Add a run for each selected document that has something to redo.
 
-    Where pages are chosen, by number or by what they carry, they are read again though they are
-    good, and the document's other good pages stay as they are. Raises InvalidOptions where the
-    selectors mean nothing, NotFound for unknown ids, naming each.
+    If pages are selected, by number or by a property, they are read again although they are good,
+    and the document's other good pages are reused. `on_each` is called after each document.
+    Raises InvalidOptions for empty or contradictory selectors, NotFound with all unknown ids.
     """
     _check_selectors(selectors)
     with begin() as connection:
@@ -92,7 +92,7 @@ def reprocess(
         raise NotFound(f"There is no document {', '.join(unknown)}.")
     redone = []
     for candidate in candidates:
-        redo = _redo(settings, candidate, change, dry_run=dry_run)
+        redo = _reprocess_one(settings, candidate, change, dry_run=dry_run)
         on_each(redo)
         redone.append(redo)
     return redone
@@ -101,30 +101,32 @@ def reprocess(
 def _check_selectors(selectors: Selectors) -> None:
     if selectors.empty:
         raise InvalidOptions(
-            "Say which documents: by ids, or by failed, error, collection, truncated, since or "
+            "No documents selected: give ids, or failed, error, collection, truncated, since or "
             "another selector."
         )
     if selectors.error:
         require_outcome_code(selectors.error)
     if selectors.since and selectors.before and selectors.since >= selectors.before:
-        raise InvalidOptions("since: nothing can be at or after it and yet before `before`.")
+        raise InvalidOptions("since: must be earlier than `before`.")
 
 
-def _redo(settings: Settings, candidate: Candidate, change: Change, *, dry_run: bool) -> Redo:
+def _reprocess_one(
+    settings: Settings, candidate: Candidate, change: Change, *, dry_run: bool
+) -> Redo:
     options = _options(settings, candidate, change)
     chosen = None if change.all_pages else candidate.chosen
-    reused = 0 if change.all_pages else _reused(candidate, options)
+    reused = 0 if change.all_pages else _count_reused(candidate, options)
     redo = Redo(
         id=candidate.id,
         filename=candidate.filename,
-        action=_action(candidate, change.pages, chosen, reused),
+        action=_choose_action(candidate, change.pages, chosen, reused),
         run_id=None,
         pages_reused=reused,
         pages_redone=candidate.pages - reused if candidate.pages else None,
     )
     if dry_run or redo.action is not Action.WOULD_QUEUE:
         return redo
-    return _queue(redo, options, change, chosen or ())
+    return _add_run(redo, options, change, chosen or ())
 
 
 def _options(settings: Settings, candidate: Candidate, change: Change) -> RunOptions:
@@ -137,25 +139,25 @@ def _options(settings: Settings, candidate: Candidate, change: Change) -> RunOpt
     )
 
 
-def _reused(candidate: Candidate, options: RunOptions) -> int:
+def _count_reused(candidate: Candidate, options: RunOptions) -> int:
     if candidate.chosen == ():
         return candidate.pages
     with begin() as connection:
         return reused_pages(connection, candidate.id, options.fingerprint, candidate.chosen or ())
 
 
-def _action(
+def _choose_action(
     candidate: Candidate, numbers: Sequence[PageRange], chosen: tuple[int, ...] | None, reused: int
 ) -> Action:
     if candidate.active:
         return Action.SKIPPED_ACTIVE
     if candidate.pages and numbers and all(first > candidate.pages for first, _ in numbers):
         return Action.NO_SUCH_PAGE
-    whole = candidate.state is RunState.PROCESSED and 0 < candidate.pages <= reused
-    return Action.NOTHING_TO_REDO if whole or chosen == () else Action.WOULD_QUEUE
+    is_complete = candidate.state is RunState.PROCESSED and 0 < candidate.pages <= reused
+    return Action.NOTHING_TO_REDO if is_complete or chosen == () else Action.WOULD_QUEUE
 
 
-def _queue(redo: Redo, options: RunOptions, change: Change, redo_pages: tuple[int, ...]) -> Redo:
+def _add_run(redo: Redo, options: RunOptions, change: Change, redo_pages: tuple[int, ...]) -> Redo:
     try:
         with begin() as connection:
             run_id = runs.add_run(
@@ -163,7 +165,7 @@ def _queue(redo: Redo, options: RunOptions, change: Change, redo_pages: tuple[in
                 reuse_pages=not change.all_pages, redo_pages=redo_pages,
             )  # fmt: skip
     except NotFound:
-        # Deleted since it was selected.
+        # The document was deleted after its selection.
         return redo.model_copy(update={"action": Action.NOTHING_TO_REDO})
     except AlreadyActive:
         return redo.model_copy(update={"action": Action.SKIPPED_ACTIVE})

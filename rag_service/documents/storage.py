@@ -1,7 +1,7 @@
-"""Document bytes in a local folder or S3; intake writes them, workers and the API open them.
+"""Document bytes in a local folder or in S3.
 
-obstore's threads do not survive a fork: use a store only in the process that opened it.
-No transaction may be open around these calls.
+obstore's threads do not survive a fork: use a store only in the process that opened it. Open no
+database transaction around these calls.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PART_BYTES = 8 * 1024 * 1024
 # Four parts of 8 MiB bound an upload's memory to 32 MiB.
 _PARTS_AT_ONCE = 4
 _READ_BYTES = 1024 * 1024
-_PATIENT: RetryConfig = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
-_QUICK: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=5)}
+_FULL_RETRY: RetryConfig = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
+_NO_RETRY: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=5)}
 
 
 def source_key(sha256: str) -> str:
-    """Where bytes shared by every document with this hexadecimal sha256 live."""
+    """Return the key of bytes that all documents with this hexadecimal sha256 share."""
     return f"sha256/{sha256[:2]}/{sha256}"
 
 
@@ -48,36 +48,36 @@ def require_address(settings: Settings) -> None:
 
 
 def working_key(document_id: object) -> str:
-    """Where one document's own decrypted copy lives."""
+    """Return the key of a document's own decrypted copy."""
     return f"working/{document_id}.pdf"
 
 
 class DocumentStore:
     """Puts, opens and deletes document bytes by key.
 
-    Every method raises StorageUnavailable when the store does not do its part, and
-    ValueError for a key that neither source_key() nor working_key() made.
+    Every method raises StorageUnavailable if the store fails or cannot be reached, and ValueError
+    for a key that neither source_key() nor working_key() made.
     """
 
     def __init__(self, settings: Settings, *, create: bool = True) -> None:
         """Raises ConfigurationError for a storage.url that is neither s3:// nor file://.
 
-        `create` makes the folder where there is none. Who only reads leaves it: a folder that
-        is away must not come back empty, as if its documents were gone.
+        `create`: make a missing folder. Readers do not, because an unmounted folder must not be
+        replaced by an empty one, as if its documents were missing.
         """
         url = settings.storage.url
         self._folder = _folder(url, settings.data_dir)
         self._owner = os.getpid()
         if self._folder is None:
-            self._store: LocalStore | S3Store = _open_s3(str(url), _PATIENT, patience=30)
-            self._probe: LocalStore | S3Store = _open_s3(str(url), _QUICK, patience=5)
+            self._store: LocalStore | S3Store = _open_s3(str(url), _FULL_RETRY, read_timeout=30)
+            self._probe: LocalStore | S3Store = _open_s3(str(url), _NO_RETRY, read_timeout=5)
         else:
             self._store = self._probe = _open_folder(self._folder, create=create)
 
     def put_file(self, key: str, path: Path) -> None:
-        """Store the file's bytes under the key, whole or not at all; an older object is replaced.
+        """Store the file's bytes under the key, completely or not at all, replacing an old object.
 
-        Memory stays under 50 MiB whatever the size. Raises OSError where `path` cannot be read.
+        Uses less than 50 MiB of memory for any size. Raises OSError if `path` cannot be read.
         """
         with path.open("rb") as source, self._guarded(key):
             size = os.fstat(source.fileno()).st_size
@@ -92,10 +92,10 @@ class DocumentStore:
 
     @contextmanager
     def open_local(self, key: str) -> Iterator[Path]:
-        """A path with the key's bytes, to be read only, valid inside the `with` block.
+        """Yield a path with the key's bytes, read-only, valid inside the `with` block.
 
-        A folder gives its own file; S3 a temporary one, checked against the key's sha256.
-        Raises SourceMissing when the key is not there.
+        For a folder it is the stored file, for S3 a temporary one, checked against the key's
+        sha256. Raises SourceMissing if there is no such key.
         """
         if self._folder is not None:
             if not self.exists(key):
@@ -108,7 +108,7 @@ class DocumentStore:
             yield Path(target.name)
 
     def exists(self, key: str) -> bool:
-        """Whether the key is there; StorageUnavailable when the whole store is not."""
+        """Return whether the key exists. Raises StorageUnavailable if the store cannot be read."""
         try:
             with self._guarded(key):
                 obstore.head(self._store, key)
@@ -117,47 +117,47 @@ class DocumentStore:
         return True
 
     def delete(self, key: str) -> None:
-        """Remove the key; one that is gone already is no error."""
+        """Delete the key; a missing key is no error."""
         try:
             with self._guarded(key):
-                self._sweep(key)
+                self._remove_leftovers(key)
                 obstore.delete(self._store, key)
         except SourceMissing:
             return
 
     def check(self) -> None:
-        """Write a few bytes in at most about five seconds, for /health/ready and `doctor`."""
-        self._refuse_after_fork()
+        """Write a few bytes to check the store, in at most about five seconds."""
+        self._reject_after_fork()
         try:
             obstore.put(self._probe, _HEALTH_KEY, b"ok", use_multipart=False)
         except (BaseError, OSError) as error:
-            raise StorageUnavailable(_sentence(error)) from error
+            raise StorageUnavailable(_first_line(error)) from error
 
     @contextmanager
     def _guarded(self, key: str) -> Iterator[None]:
         """Turn what obstore raises into SourceMissing or StorageUnavailable."""
         if not _KEY.fullmatch(key):
             raise ValueError(f"not a storage key: {key!r}")
-        self._refuse_after_fork()
+        self._reject_after_fork()
         try:
             yield
         except FileNotFoundError as error:
-            self._refuse_missing_store()
+            self._reject_missing_store()
             raise SourceMissing() from error
         except (BaseError, OSError) as error:
-            raise StorageUnavailable(_sentence(error)) from error
+            raise StorageUnavailable(_first_line(error)) from error
 
-    def _refuse_missing_store(self) -> None:
-        """An absent bucket or folder answers like an absent key, but says nothing of the key."""
+    def _reject_missing_store(self) -> None:
+        """Raise StorageUnavailable if the bucket or folder is missing, not only the key."""
         try:
             if self._folder is not None:
                 self._folder.stat()
             else:
                 next(iter(obstore.list(self._probe, chunk_size=1)), None)
         except (BaseError, OSError) as error:
-            raise StorageUnavailable(_sentence(error)) from error
+            raise StorageUnavailable(_first_line(error)) from error
 
-    def _refuse_after_fork(self) -> None:
+    def _reject_after_fork(self) -> None:
         if os.getpid() != self._owner:
             raise RuntimeError("This DocumentStore was opened before a fork and would hang.")
 
@@ -171,22 +171,24 @@ class DocumentStore:
                 written += file.write(chunk)
         expected = key.rpartition("/")[2] if key.startswith("sha256/") else digest.hexdigest()
         if written != answer.meta["size"] or digest.hexdigest() != expected:
-            raise StorageUnavailable(f"{key} came back changed: {written} bytes.")
+            raise StorageUnavailable(
+                f"The store returned changed bytes for {key} ({written} bytes)."
+            )
 
-    def _sweep(self, key: str) -> None:
-        """What a put left beside the key when its process was killed: obstore calls it KEY#N."""
+    def _remove_leftovers(self, key: str) -> None:
+        """Remove the files KEY#N that obstore leaves when the process is killed during a put."""
         if self._folder is not None:
-            place = self._folder / key
-            for leftover in place.parent.glob(place.name + "#*"):
+            path = self._folder / key
+            for leftover in path.parent.glob(path.name + "#*"):
                 leftover.unlink(missing_ok=True)
 
     def _flush(self, key: str) -> None:
-        """Onto the disk, so that a row committed after this never names bytes lost with power."""
+        """Flush to the disk, so that no committed row names bytes that a power failure lost."""
         if self._folder is None:
             return
         path = self._folder / key
-        for place in (path, path.parent):
-            descriptor = os.open(place, os.O_RDONLY)
+        for flushed in (path, path.parent):
+            descriptor = os.open(flushed, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
@@ -194,7 +196,7 @@ class DocumentStore:
 
 
 def _folder(url: str | None, data_dir: Path) -> Path | None:
-    """The local folder, or None for S3."""
+    """Return the local folder, or None for S3. Raises ConfigurationError."""
     if url is None:
         return data_dir / "documents"
     parts = urlsplit(url)
@@ -203,7 +205,7 @@ def _folder(url: str | None, data_dir: Path) -> Path | None:
     if parts.scheme == "s3" and parts.netloc:
         return None
     raise ConfigurationError(
-        "storage.url: s3://bucket/prefix or file:///folder is needed"
+        "storage.url: must be s3://bucket/prefix or file:///folder"
         " (environment: RAG_SERVICE_STORAGE_URL)"
     )
 
@@ -214,31 +216,32 @@ def _open_folder(folder: Path, *, create: bool) -> LocalStore:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return LocalStore(folder)
     except (BaseError, OSError) as error:
-        raise StorageUnavailable(f"{folder}: {_sentence(error)}") from error
+        raise StorageUnavailable(f"{folder}: {_first_line(error)}") from error
 
 
-def _open_s3(url: str, retry: RetryConfig, *, patience: float) -> S3Store:
-    """Region, endpoint and credentials come from the usual AWS_* variables."""
-    quiet = timedelta(seconds=patience)
+def _open_s3(url: str, retry: RetryConfig, *, read_timeout: float) -> S3Store:
+    """Open the bucket; region, endpoint and credentials come from the usual AWS_* variables.
+
+    `read_timeout`: seconds without any byte, not for the whole file.
+    """
     try:
         return S3Store.from_url(
             url,
             retry_config=retry,
             client_options={
-                # The endpoint's own scheme decides; without an endpoint it is https.
+                # The scheme of the endpoint's URL decides; without an endpoint it is https.
                 "allow_http": True,
                 "connect_timeout": timedelta(seconds=5),
-                # A limit on silence, not on the whole: a large file may take its time.
-                "read_timeout": quiet,
+                "read_timeout": timedelta(seconds=read_timeout),
                 "timeout": timedelta(hours=1),
             },
-            # Not every S3 server knows the bulk call, and we delete one key at a time.
+            # Not every S3 server supports bulk deletion, and keys are deleted one at a time.
             disable_bulk_delete=True,
         )
     except BaseError as error:
-        raise ConfigurationError(f"storage.url: {_sentence(error)}") from error
+        raise ConfigurationError(f"storage.url: {_first_line(error)}") from error
 
 
-def _sentence(error: Exception) -> str:
-    """The first line: obstore appends pages of its own internals."""
+def _first_line(error: Exception) -> str:
+    """Return the first line of the message, because obstore appends long internal details."""
     return str(error).strip().partition("\n")[0]

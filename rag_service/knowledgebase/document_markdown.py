@@ -1,4 +1,4 @@
-"""A document as one Markdown text, each page after a comment naming it. Used by CLI and API."""
+"""A document as one Markdown text with a comment before each page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from rag_service.knowledgebase.views import (
 
 
 def document_head(document: DocumentView) -> str:
-    """`<!-- document: agreement.pdf, processed -->`, for where several stand in a row.
-
-    With what its jobs have cost, where it had any.
-    """
+    """Return `<!-- document: agreement.pdf, processed -->`, with the cost of its jobs if any."""
     parts = [_in_comment(document.filename), outcome_of(document.status, document.error)]
     if cost := cost_of(document.cost):
         parts.append(cost)
@@ -23,25 +20,25 @@ def document_head(document: DocumentView) -> str:
 
 
 def cost_of(cost: CostView) -> str:
-    """`at least $0.0123 (64.8 GPU s)`; empty where nothing was paid by the second."""
+    """Return `at least $0.0123 (64.8 GPU s)`, or an empty string if there were no paid jobs."""
     if cost.usd is None or cost.gpu_seconds is None:
         return ""
     return f"at least ${cost.usd:.4f} ({cost.gpu_seconds:.1f} GPU s)"
 
 
 def page_section(page: PageView) -> str:
-    """The page's text under `<!-- page N -->`, or why it has none in that comment."""
+    """Return the page's text under `<!-- page N -->`, or a comment that says why it has none."""
     if page.status.is_good and page.markdown.strip():
         return f"<!-- page {page.number} -->\n\n{page.markdown.strip()}\n\n"
     return f"<!-- page {page.number}: {outcome_of(page.status, page.error)} -->\n\n"
 
 
 def outcome_of(status: str, error: ErrorView | None) -> str:
-    """`failed, page_timeout`; `cancelled`, whose code is the same word, once."""
+    """Return status and error code (`failed, page_timeout`), once if they are equal."""
     word = "not read" if status == PageStatus.NOT_READ else str(status)
     return f"{word}, {error.code}" if error and error.code != status else word
 
 
 def _in_comment(text: str) -> str:
-    """Text that cannot end the comment that it stands in."""
+    """Return the text changed so that it cannot end its comment."""
     return " ".join(text.split()).replace("--", "- -").replace(">", "›")

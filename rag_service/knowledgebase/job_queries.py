@@ -1,4 +1,4 @@
-"""Reads remote jobs for people: those of a document, and counts of all. Used by API, telemetry."""
+"""Queries of remote jobs: those of a document, and totals of all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rag_service.states import JobOutcome, JobState, PostReason
 
 
 def list_jobs(document_id: str) -> list[JobView]:
-    """The posts of all runs of a document, oldest first."""
+    """Return the posts of all runs of a document, oldest first."""
     until = coalesce(RemoteJob.ended_at, func.clock_timestamp())
     age = func.extract("epoch", until - RemoteJob.submitted_at)
     query = (
@@ -52,8 +52,10 @@ def _view(job: RemoteJob, age: float) -> JobView:
 
 @dataclass(frozen=True, slots=True)
 class JobTotals:
-    """All posts of the documents that are here: `live` by RunPod's last word, or by our own state
-    where it said none; `ended` by outcome; what their execution took and cost at least.
+    """Counts of all posts.
+
+    `live` by RunPod's last status, or by the state of the post if there is none; `ended` by
+    outcome; `gpu_seconds` and `usd` are lower bounds.
     """
 
     live: dict[str, int]
@@ -63,24 +65,26 @@ class JobTotals:
 
 
 def job_totals() -> JobTotals:
-    """Counted once over the whole table."""
-    over = RemoteJob.state == JobState.ENDED
-    word = case((over, RemoteJob.outcome), else_=coalesce(RemoteJob.last_status, RemoteJob.state))
+    """Return the totals, from one pass over the whole table."""
+    ended = RemoteJob.state == JobState.ENDED
+    status = case(
+        (ended, RemoteJob.outcome), else_=coalesce(RemoteJob.last_status, RemoteJob.state)
+    )
     ran = coalesce(RemoteJob.execution_ms, 0) / 1000.0
     each = select(
-        over.label("over"),
-        word.label("word"),
+        ended.label("ended"),
+        status.label("status"),
         ran.label("seconds"),
         (ran * RemoteJob.usd_per_second).label("usd"),
     ).subquery()
     query = select(
-        each.c.over, each.c.word, func.count(), func.sum(each.c.seconds), func.sum(each.c.usd)
-    ).group_by(each.c.over, each.c.word)
+        each.c.ended, each.c.status, func.count(), func.sum(each.c.seconds), func.sum(each.c.usd)
+    ).group_by(each.c.ended, each.c.status)
     with begin() as connection:
         rows = connection.execute(query).all()
     return JobTotals(
-        live={word: count for over, word, count, *_ in rows if not over},
-        ended={word: count for over, word, count, *_ in rows if over},
+        live={status: count for ended, status, count, *_ in rows if not ended},
+        ended={status: count for ended, status, count, *_ in rows if ended},
         gpu_seconds=float(sum(seconds for *_, seconds, _ in rows)),
         usd=float(sum(usd for *_, usd in rows)),
     )

@@ -1,4 +1,4 @@
-"""Which documents a bulk redo means, and which of their pages. Used by reprocess."""
+"""Selection of documents, and of their pages, for a reprocess."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rag_service.database.models import Document, Page, Run
 from rag_service.jobs.run_pages import reusable
 from rag_service.states import TERMINAL, PageState, RunState
 
-# The first and the last page, both meant.
+# The first and the last page, both included.
 PageRange = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Selectors:
-    """What was asked for; all that is given narrows the documents together.
+    """Conditions on documents, combined by AND.
 
-    From `truncated` on they are about pages: a document is meant where one page of the text that
-    answers now fits them all.
+    From `truncated` on they are conditions on pages: a document is selected if one page of its
+    current run satisfies them all.
     """
 
     ids: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Selectors:
 class Candidate:
     """A selected document with the options and outcome of its newest run.
 
-    `chosen`: its pages that are meant; None where the whole document is.
+    `chosen`: its selected pages; None for the whole document.
     """
 
     id: str
@@ -68,21 +68,21 @@ class Candidate:
         return self.state not in TERMINAL
 
 
-# A document that kills workers is redone only where somebody names it.
+# A document that crashes workers is selected by id only.
 QUARANTINED = "worker_crashed"
 
 _Newest = aliased(Run, name="newest")
-# The run whose pages answer for the document now.
-_Answering = aliased(Run, name="answering")
+# The run whose pages are shown and searched: the current one, else the newest.
+_Shown = aliased(Run, name="answering")
 
 
 def select_documents(
     connection: Connection, selectors: Selectors, numbers: Sequence[PageRange] = ()
 ) -> list[Candidate]:
-    """The documents that the selectors mean, oldest first; `numbers` are pages chosen of each.
+    """Return the selected documents, oldest first; `numbers`: selected pages of each.
 
-    `failed`, `error`, `since` and `before` look at the newest run, the others at the one that
-    answers now. Quarantined documents come only where ids are given too.
+    `failed`, `error`, `since` and `before` are checked on the newest run, the others on the
+    current one. Quarantined documents are selected only if ids are given too.
     """
     newest = (
         select(Run.id)
@@ -103,36 +103,36 @@ def select_documents(
             _Newest.model,
             _Newest.ocr,
             _Newest.dpi,
-            func.coalesce(_Newest.page_count, _Answering.page_count, 0),
+            func.coalesce(_Newest.page_count, _Shown.page_count, 0),
         )
         .join(_Newest, _Newest.id == newest)
-        .join(_Answering, _Answering.id == func.coalesce(Document.current_run_id, _Newest.id))
+        .join(_Shown, _Shown.id == func.coalesce(Document.current_run_id, _Newest.id))
         .where(Document.deleted_at.is_(None), *_conditions(selectors))
         .order_by(Document.created_at, Document.id)
     )
     return [
-        Candidate(row[0], row[1], RunState(row[2]), _tuple(row[3]), *row[4:])
+        Candidate(row[0], row[1], RunState(row[2]), _as_tuple(row[3]), *row[4:])
         for row in connection.execute(query)
     ]
 
 
-def _tuple(numbers: list[int] | None) -> tuple[int, ...] | None:
+def _as_tuple(numbers: list[int] | None) -> tuple[int, ...] | None:
     return None if numbers is None else tuple(numbers)
 
 
 def unknown_ids(connection: Connection, ids: Collection[str]) -> list[str]:
-    """Those of the ids that no undeleted document has, sorted."""
-    known = select(Document.id).where(Document.id.in_(ids), Document.deleted_at.is_(None))
-    return sorted(set(ids) - set(connection.scalars(known)))
+    """Return the ids that no undeleted document has, sorted."""
+    found = select(Document.id).where(Document.id.in_(ids), Document.deleted_at.is_(None))
+    return sorted(set(ids) - set(connection.scalars(found)))
 
 
 def reused_pages(
     connection: Connection, document_id: str, fingerprint: str, redo_pages: Sequence[int] = ()
 ) -> int:
-    """Pages of the document that a run with this fingerprint and these pages to redo reuses."""
-    siblings = select(Run.id).where(Run.document_id == document_id)
+    """Return the number of pages that a run with this fingerprint and `redo_pages` reuses."""
+    runs = select(Run.id).where(Run.document_id == document_id)
     query = select(func.count(func.distinct(Page.number))).where(
-        Page.run_id.in_(siblings), reusable(document_id, fingerprint, redo_pages)
+        Page.run_id.in_(runs), reusable(document_id, fingerprint, redo_pages)
     )
     return connection.scalar(query) or 0
 
@@ -154,15 +154,15 @@ def _conditions(selectors: Selectors) -> list[ColumnElement[bool]]:
     if selectors.before:
         conditions.append(_Newest.finished_at < selectors.before)
     if selectors.parser_was:
-        conditions.append(_Answering.parser == selectors.parser_was)
-    if fitting := _page_conditions(selectors):
-        page = select(Page.run_id).where(Page.run_id == _Answering.id, *fitting)
-        conditions.append(page.correlate(_Answering).exists())
+        conditions.append(_Shown.parser == selectors.parser_was)
+    if on_pages := _page_conditions(selectors):
+        page = select(Page.run_id).where(Page.run_id == _Shown.id, *on_pages)
+        conditions.append(page.correlate(_Shown).exists())
     return conditions
 
 
 def _has_error(code: str) -> ColumnElement[bool]:
-    """The run ended with the code, or a page of it did."""
+    """Return the condition that the newest run, or a failed page of it, has the code."""
     page = select(Page.run_id).where(
         Page.run_id == _Newest.id, Page.error_code == code, Page.state == PageState.FAILED
     )
@@ -180,17 +180,17 @@ def _page_conditions(selectors: Selectors) -> list[ColumnElement[bool]]:
     if selectors.version_was:
         conditions.append(Page.parser_version == selectors.version_was)
     if selectors.dpi_was:
-        # A page that the pixel cap held back has a broken number.
+        # The pixel cap makes fractional values.
         conditions.append(func.round(Page.dpi) == selectors.dpi_was)
     return conditions
 
 
 def _chosen(selectors: Selectors, numbers: Sequence[PageRange]) -> ColumnElement[Any]:
-    """The numbers of the pages that are meant, as an array; null where nothing is said of pages."""
+    """Return the selected page numbers as an array, or null without conditions on pages."""
     conditions = _page_conditions(selectors)
     if numbers:
         conditions.append(or_(*(Page.number.between(first, last) for first, last in numbers)))
     if not conditions:
         return null()
-    pages = select(Page.number).where(Page.run_id == _Answering.id, *conditions)
-    return func.array(pages.order_by(Page.number).correlate(_Answering).scalar_subquery())
+    pages = select(Page.number).where(Page.run_id == _Shown.id, *conditions)
+    return func.array(pages.order_by(Page.number).correlate(_Shown).scalar_subquery())

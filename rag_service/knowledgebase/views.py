@@ -1,4 +1,4 @@
-"""What people are shown of a document, its runs and pages. Filled by catalogue, sent by the API."""
+"""Views of documents, runs, pages, jobs and servers, as the API sends them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ class CostView(BaseModel):
 
 
 class JobView(BaseModel):
-    """A post of some pages to RunPod. `age_seconds`: from the post until it ended, or until now;
-    `usd`: of its execution alone, a lower bound; `error`: why it failed, or its last poll did.
+    """A post of some pages to RunPod.
+
+    `age_seconds`: from the post until its end or now; `usd`: cost of its execution, a lower bound;
+    `error`: why the job or its last poll failed.
     """
 
     remote_id: str | None
@@ -72,7 +74,7 @@ class JobView(BaseModel):
 
 
 class DocumentView(BaseModel):
-    """A document as the API and `--json` show it; times are UTC, durations seconds."""
+    """A document; times are in UTC, durations in seconds."""
 
     id: str
     filename: str
@@ -100,7 +102,7 @@ class DocumentView(BaseModel):
 
 
 class PageStatus(StrEnum):
-    """A page's state as people see it: what is pending in a run that has ended was not read."""
+    """A page's state; a page still pending when its run ended is `not_read`."""
 
     PENDING = "pending"
     NOT_READ = "not_read"
@@ -117,7 +119,7 @@ class PageStatus(StrEnum):
 
 
 class PageView(BaseModel):
-    """A page as the API shows it."""
+    """A page without its regions."""
 
     number: int
     plan: str
@@ -141,7 +143,7 @@ class PageView(BaseModel):
 
 
 class RegionView(BaseModel):
-    """A block of a page; `bbox_2d` is x1, y1, x2, y2 in thousandths of the page's sides."""
+    """A block of a page; `bbox_2d` is x1, y1, x2, y2 in thousandths of the page's size."""
 
     index: int
     label: str
@@ -150,13 +152,13 @@ class RegionView(BaseModel):
 
 
 class WholePageView(PageView):
-    """A page by itself: with its blocks in reading order, where it was read by blocks."""
+    """A page with its regions in reading order; empty if it was not read by regions."""
 
     regions: list[RegionView]
 
 
 class Action(StrEnum):
-    """What becomes of a selected document."""
+    """What a reprocess does with a selected document."""
 
     QUEUED = "queued"
     WOULD_QUEUE = "would_queue"
@@ -166,7 +168,7 @@ class Action(StrEnum):
 
 
 class Redo(BaseModel):
-    """One selected document: its pages, how many of them are read again, and the new run."""
+    """A selected document: the numbers of pages reused and read again, and the new run."""
 
     id: str
     filename: str
@@ -177,7 +179,7 @@ class Redo(BaseModel):
 
 
 class SampleView(BaseModel):
-    """How full an OCR server was at one moment. None: it shows no such gauge."""
+    """An OCR server's load at one moment; None for a gauge that it does not have."""
 
     at: datetime
     running: float | None

@@ -94,7 +94,7 @@ def test_reprocess_refuses_selectors_that_mean_nothing(cli: Cli, tmp_path: Path)
     password = tmp_path / "password"
     password.write_text("secret")
     for wrong, said in {
-        ("--pages", "3"): "which documents",
+        ("--pages", "3"): "No documents selected",
         ("--failed", "--pages", "9-3"): "9-3",
         ("--failed", "--pages", "1", "--all-pages"): "all_pages",
         ("--since", "yesterday"): "yesterday",

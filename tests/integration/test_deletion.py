@@ -1,4 +1,4 @@
-"""Cancel, delete and removal, also against workers and at the same time."""
+"""Cancel, delete and removal, also concurrent with workers."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def store(settings):
 
 
 def put(store, document_id, key=None):
-    """Give the document its bytes."""
+    """Store bytes for the document and return their key."""
     row = document_row(document_id)
     path = store._folder / "given"
     path.write_bytes(b"%PDF")
@@ -28,7 +28,7 @@ def put(store, document_id, key=None):
     return key or row.source_key
 
 
-def test_cancel_tells_whether_anything_was_at_work(settings):
+def test_cancel_returns_whether_a_run_was_active(settings):
     document_id = sim.add_document()
     assert deletion.cancel(document_id)
     assert not deletion.cancel(document_id)
@@ -37,7 +37,7 @@ def test_cancel_tells_whether_anything_was_at_work(settings):
         deletion.cancel("unknown")
 
 
-def test_the_holder_of_a_cancelled_run_learns_of_it(settings):
+def test_the_owner_of_a_cancelled_run_loses_its_lease(settings):
     sim.add_document()
     run = claim()
     deletion.cancel(run.document_id)
@@ -46,13 +46,13 @@ def test_the_holder_of_a_cancelled_run_learns_of_it(settings):
         sim.plan(run, PageState.NATIVE)
 
 
-def test_pages_that_were_done_outlive_a_cancel(settings):
+def test_done_pages_stay_after_a_cancel(settings):
     run = sim.ready_run(PageState.NATIVE)
     deletion.cancel(run.document_id)
     assert sim.page_row(run.id, 2).state == PageState.NATIVE
 
 
-def test_a_deleted_document_is_gone_for_people_at_once(settings):
+def test_a_deleted_document_is_not_shown_any_more(settings):
     document_id = sim.add_document()
     deletion.delete(document_id)
     assert document_queries.get_document(document_id, None) is None
@@ -62,7 +62,7 @@ def test_a_deleted_document_is_gone_for_people_at_once(settings):
             action(document_id)
 
 
-def test_removal_takes_rows_and_bytes_of_deleted_documents_only(store):
+def test_removal_removes_rows_and_bytes_of_deleted_documents_only(store):
     kept, gone = sim.add_document(), sim.add_document()
     keys = [put(store, document_id) for document_id in (kept, gone)]
     deletion.delete(gone)
@@ -77,18 +77,18 @@ def test_bytes_that_cannot_be_removed_now_are_removed_later(store, monkeypatch):
     key = put(store, document_id)
     deletion.delete(document_id)
 
-    def away(_):
+    def unreachable(_):
         raise StorageUnavailable
 
     with monkeypatch.context() as outage:
-        outage.setattr(store, "delete", away)
+        outage.setattr(store, "delete", unreachable)
         assert deletion.remove_deleted(store) == 0
     assert store.exists(key)
     assert deletion.remove_deleted(store) == 1
     assert not store.exists(key)
 
 
-def test_a_decrypted_copy_that_no_row_names_goes_too(store):
+def test_a_decrypted_copy_that_no_row_names_is_removed_too(store):
     document_id = sim.add_document()
     key = put(store, document_id, working_key(document_id))
     deletion.delete(document_id)
@@ -96,13 +96,13 @@ def test_a_decrypted_copy_that_no_row_names_goes_too(store):
     assert not store.exists(key)
 
 
-def test_removal_works_through_many_a_part_at_a_time(store):
+def test_removal_is_limited_per_call(store):
     for _ in range(5):
         deletion.delete(sim.add_document())
     assert [deletion.remove_deleted(store, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_a_worker_may_be_anywhere_when_its_document_is_removed(store):
+def test_a_worker_of_a_removed_document_loses_its_lease(store):
     run = sim.ready_run()
     deletion.delete(run.document_id)
     deletion.remove_deleted(store)
@@ -117,7 +117,7 @@ def ended(run):
         return None
 
 
-def test_delete_removal_and_finish_at_once_never_deadlock(store):
+def test_concurrent_delete_removal_and_finish_never_deadlock(store):
     for _ in range(ROUNDS):
         document_id = sim.add_document()
         run = claim()
@@ -140,7 +140,7 @@ def redo(document_id):
         return None
 
 
-def test_no_run_outlives_a_delete_that_comes_at_the_same_time(settings):
+def test_no_run_stays_queued_after_a_concurrent_delete(settings):
     for _ in range(ROUNDS):
         document_id = sim.processed_document(PageState.NATIVE)
         outcomes = at_once(

@@ -1,4 +1,4 @@
-"""What becomes of an upload: new, known, refused, and at the same time as others."""
+"""Uploads: new, duplicate, rejected, and concurrent with others."""
 
 import hashlib
 import threading
@@ -27,7 +27,7 @@ from tests import simulation as sim
 from tests.conftest import changed_settings
 from tests.simulation import at_once, claim, document_row, newest_run
 
-PDF = b"%PDF-1.7\n% a file of our own\n"
+PDF = b"%PDF-1.7\n% a test file\n"
 KEY = source_key(hashlib.sha256(PDF).hexdigest())
 
 
@@ -38,11 +38,11 @@ def store(settings):
 
 @pytest.fixture
 def upload(settings, store):
-    def send(content=PDF, filename="a.pdf", decrypted=None, **wishes):
-        options = check_options(wishes.pop("settings", settings), **wishes)
-        with IncomingFile(settings) as spool:
-            spool.write(content)
-            return accept(settings, store, spool, filename, options, decrypted=decrypted)
+    def send(content=PDF, filename="a.pdf", decrypted=None, **choices):
+        options = check_options(choices.pop("settings", settings), **choices)
+        with IncomingFile(settings) as file:
+            file.write(content)
+            return accept(settings, store, file, filename, options, decrypted=decrypted)
 
     return send
 
@@ -63,7 +63,7 @@ def stored(store, key=KEY):
     return store.exists(key)
 
 
-def test_a_new_file_is_stored_recorded_and_announced(upload, store):
+def test_a_new_file_is_stored_recorded_and_notified(upload, store):
     accepted = upload(filename="C:\\folder\\a report.pdf", priority="interactive", ocr="force")
     assert (accepted.status, accepted.duplicate, accepted.queued) == ("queued", False, True)
     row, run = document_row(accepted.id), newest_run(accepted.id)
@@ -77,7 +77,7 @@ def test_a_new_file_is_stored_recorded_and_announced(upload, store):
 
 @pytest.mark.parametrize("state", [None, "held", *(s for s in RunState if s in runs.TERMINAL)])
 @pytest.mark.parametrize("ocr", ["auto", "force"])
-def test_the_same_bytes_again(upload, state, ocr):
+def test_the_same_bytes_are_uploaded_again(upload, state, ocr):
     first = upload()
     run = claim() if state == "held" else end(state) if state else None
     ended_badly = state in (RunState.FAILED, RunState.CANCELLED)
@@ -102,7 +102,7 @@ def test_another_collection_is_another_document_with_the_same_bytes(upload):
     assert document_row(first.id).source_key == document_row(second.id).source_key
 
 
-def test_a_deleted_file_may_come_again_at_once(upload, store):
+def test_a_deleted_file_may_be_uploaded_again_at_once(upload, store):
     first = upload()
     deletion.delete(first.id)
     second = upload()
@@ -111,7 +111,7 @@ def test_a_deleted_file_may_come_again_at_once(upload, store):
     assert stored(store), "the new document's bytes went with the old one"
 
 
-def test_bytes_go_with_their_last_reference(upload, store):
+def test_bytes_are_removed_with_their_last_reference(upload, store):
     first, second = upload(), upload(collection="other")
     deletion.delete(first.id)
     deletion.remove_deleted(store)
@@ -124,24 +124,24 @@ def test_bytes_go_with_their_last_reference(upload, store):
 @pytest.mark.parametrize(
     ("content", "error"), [(b"", EmptyFile), (b"plain words", UnsupportedType)]
 )
-def test_what_is_refused_leaves_nothing(upload, settings, content, error):
+def test_a_rejected_upload_leaves_nothing(upload, settings, content, error):
     with pytest.raises(error):
         upload(content)
     assert sim.rows("SELECT 1 FROM documents") == []
     assert list((settings.data_dir / "incoming").iterdir()) == []
 
 
-def test_a_full_backlog_refuses(upload, settings, store):
+def test_a_full_backlog_rejects_uploads(upload, settings, store):
     upload()
     full = changed_settings(settings, limits={"max_backlog": 1})
-    with IncomingFile(full) as spool:
-        spool.write(PDF + b"other")
+    with IncomingFile(full) as file:
+        file.write(PDF + b"other")
         with pytest.raises(BacklogFull):
-            accept(full, store, spool, "b.pdf", check_options(full))
+            accept(full, store, file, "b.pdf", check_options(full))
     assert len(sim.rows("SELECT 1 FROM documents")) == 1
 
 
-def test_with_the_broker_away_the_file_is_accepted_all_the_same(upload, environment):
+def test_a_file_is_accepted_while_the_broker_is_unreachable(upload, environment):
     environment(REDIS_URL="redis://127.0.0.1:1/0")
     accepted = upload()
     assert accepted.queued
@@ -149,13 +149,13 @@ def test_with_the_broker_away_the_file_is_accepted_all_the_same(upload, environm
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "choices",
     [{"collection": "../x"}, {"collection": "a" * 129}, {"collection": "\x00"},
      {"ocr": "maybe"}, {"priority": "highest"}, {"parser": "none"}],
 )  # fmt: skip
-def test_options_that_mean_nothing_are_named(settings, wishes):
-    with pytest.raises(InvalidOptions, match=next(iter(wishes))):
-        check_options(settings, **wishes)
+def test_invalid_options_are_named(settings, choices):
+    with pytest.raises(InvalidOptions, match=next(iter(choices))):
+        check_options(settings, **choices)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_options_that_mean_nothing_are_named(settings, wishes):
         ("x" * 300, "x" * 255),
     ],
 )
-def test_names_are_for_people_to_read(sent, shown):
+def test_display_names(sent, shown):
     assert display_name(sent) == shown
 
 
-def test_a_decrypted_copy_is_the_documents_own(upload, store, tmp_path):
+def test_a_decrypted_copy_belongs_to_one_document(upload, store, tmp_path):
     copy = tmp_path / "copy"
     copy.write_bytes(b"%PDF-readable")
     accepted = upload(decrypted=copy)
@@ -190,7 +190,7 @@ def test_a_decrypted_copy_is_the_documents_own(upload, store, tmp_path):
     assert not stored(store, key)
 
 
-def test_a_password_that_comes_later_replaces_the_encrypted_bytes(upload, store, tmp_path):
+def test_a_later_upload_with_a_password_replaces_the_encrypted_bytes(upload, store, tmp_path):
     first = upload()
     end(RunState.FAILED)
     copy = tmp_path / "copy"
@@ -204,7 +204,7 @@ def test_a_password_that_comes_later_replaces_the_encrypted_bytes(upload, store,
         end(RunState.FAILED)
 
 
-def test_many_uploads_of_one_file_at_once_make_one_document(upload, store):
+def test_concurrent_uploads_of_one_file_make_one_document(upload, store):
     for number in range(20):
         content = PDF + str(number).encode()
         outcomes = at_once(*[lambda content=content: upload(content)] * 4)
@@ -214,7 +214,7 @@ def test_many_uploads_of_one_file_at_once_make_one_document(upload, store):
     assert len(sim.rows("SELECT 1 FROM runs")) == 20
 
 
-def test_uploads_of_a_failed_file_at_once_make_one_new_run(upload):
+def test_concurrent_uploads_of_a_failed_file_make_one_new_run(upload):
     first = upload()
     for number in range(2, 12):
         end(RunState.FAILED)
@@ -224,8 +224,8 @@ def test_uploads_of_a_failed_file_at_once_make_one_new_run(upload):
         assert newest_run(first.id).number == number
 
 
-def test_an_upload_is_never_lost_to_a_delete_of_the_same_file(upload, store):
-    """Whatever comes first, the document that the upload names is there and has its bytes."""
+def test_an_upload_concurrent_with_a_delete_is_never_lost(upload, store):
+    """In any order, the document that the upload returns exists and has its bytes."""
     for _ in range(20):
         old = upload()
         end(RunState.FAILED)
@@ -244,7 +244,7 @@ def test_an_upload_is_never_lost_to_a_delete_of_the_same_file(upload, store):
         assert sim.rows("SELECT 1 FROM runs") == []
 
 
-def test_an_upload_whose_document_is_deleted_under_its_hands_becomes_a_new_one(
+def test_an_upload_whose_document_is_deleted_meanwhile_becomes_a_new_one(
     upload, store, monkeypatch
 ):
     """The delete comes after the upload has found the failed document."""
@@ -252,12 +252,12 @@ def test_an_upload_whose_document_is_deleted_under_its_hands_becomes_a_new_one(
     end(RunState.FAILED)
     add_run, deletes = runs.add_run, [old.id]
 
-    def slow(connection, document_id, *args, **wishes):
+    def slow(connection, document_id, *args, **choices):
         if deletes:
             thread = threading.Thread(target=deletion.delete, args=(deletes.pop(),))
             thread.start()
             thread.join()
-        return add_run(connection, document_id, *args, **wishes)
+        return add_run(connection, document_id, *args, **choices)
 
     monkeypatch.setattr(intake.runs, "add_run", slow)
     accepted = upload()
@@ -265,7 +265,7 @@ def test_an_upload_whose_document_is_deleted_under_its_hands_becomes_a_new_one(
     assert document_row(accepted.id).deleted_at is None
 
 
-def test_a_reprocess_that_comes_between_makes_the_upload_a_duplicate(upload, monkeypatch):
+def test_a_concurrent_reprocess_makes_the_upload_a_duplicate(upload, monkeypatch):
     first = upload()
     end(RunState.FAILED)
     find, redo = document_rows.find_by_content, [first.id]
@@ -287,7 +287,7 @@ def newest_options(document_id):
     return runs.RunOptions(row.parser, row.model, row.ocr, row.dpi, LayoutMode(row.layout))
 
 
-def test_nothing_is_announced_that_was_not_committed(upload, monkeypatch):
+def test_no_message_is_sent_for_an_uncommitted_run(upload, monkeypatch):
     def broken(*_, **__):
         raise Internal("no run")
 

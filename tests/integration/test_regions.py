@@ -8,7 +8,7 @@ import pytest
 from rag_service.config.loader import get_settings
 from rag_service.documents.storage import DocumentStore
 from rag_service.jobs import run_pages, runs
-from rag_service.knowledgebase import document_queries
+from rag_service.knowledgebase import page_queries
 from rag_service.parsers.contract import PageResult, Region
 from rag_service.states import LayoutMode, PageState, Stage
 from tests import simulation as sim
@@ -39,7 +39,7 @@ class ByRegions:
 
 
 def shown(run):
-    page = document_queries.get_page(run.id, 1)
+    page = page_queries.get_page(run.id, 1)
     return [region.model_dump(mode="json") for region in page.regions]
 
 

@@ -1,4 +1,4 @@
-"""Redoing documents: what would be done, what is done, what is passed by."""
+"""Reprocessing: what a dry run reports, what is done, what is skipped."""
 
 from datetime import UTC, datetime
 
@@ -44,38 +44,38 @@ def test_the_failed_pages_alone_are_read_again(redo, failed):
     assert queue_length(Stage.PREPARE) == 1
 
 
-def test_a_dry_run_says_the_same_and_does_nothing(redo, failed):
+def test_a_dry_run_reports_the_same_and_does_nothing(redo, failed):
     before = sim.everything()
-    [said] = redo(failed=True, dry_run=True)
-    assert (said.action, said.run_id, said.pages_redone) == ("would_queue", None, 1)
+    [reported] = redo(failed=True, dry_run=True)
+    assert (reported.action, reported.run_id, reported.pages_redone) == ("would_queue", None, 1)
     assert sim.everything() == before
     assert queue_length(Stage.PREPARE) == 0
 
 
-def test_all_pages_takes_nothing_over(redo, failed):
+def test_all_pages_reuses_nothing(redo, failed):
     [done] = redo(failed, change=Change(all_pages=True))
     assert (done.pages_reused, done.pages_redone) == (0, 3)
     assert not claim().reuse_pages
 
 
-def test_what_is_whole_already_is_not_redone(redo):
+def test_a_complete_document_is_not_redone(redo):
     document_id = sim.processed_document(GOOD, GOOD)
-    [said] = redo(document_id)
-    assert (said.action, said.run_id) == ("nothing_to_redo", None)
+    [reported] = redo(document_id)
+    assert (reported.action, reported.run_id) == ("nothing_to_redo", None)
     assert newest_run(document_id).number == 1
     [done] = redo(document_id, change=Change(all_pages=True))
     assert done.action == "queued"
 
 
 @pytest.mark.parametrize("state", ["cancelled", "failed"])
-def test_what_ended_otherwise_is_redone_although_its_pages_are_good(redo, state):
+def test_a_cancelled_or_failed_run_is_redone_although_its_pages_are_good(redo, state):
     document_id = sim.processed_document(GOOD)
     sim.execute("UPDATE runs SET state = :state", state=state)
     [done] = redo(document_id)
     assert (done.action, done.pages_reused) == ("queued", 1)
 
 
-def test_other_options_make_a_run_that_reads_all(redo):
+def test_a_run_with_other_options_reads_all_pages(redo):
     document_id = sim.processed_document(GOOD, GOOD)
     [done] = redo(document_id, change=Change(ocr="force", priority=Priority.INTERACTIVE))
     assert (done.action, done.pages_reused, done.pages_redone) == ("queued", 0, 2)
@@ -83,7 +83,7 @@ def test_other_options_make_a_run_that_reads_all(redo):
     assert (row.ocr, row.priority, row.parser) == ("force", Priority.INTERACTIVE, "glmocr")
 
 
-def test_another_model_in_the_settings_is_another_reading(redo, environment, settings):
+def test_a_new_model_in_the_settings_reuses_no_page(redo, environment, settings):
     document_id = sim.processed_document(GOOD)
     environment(GLMOCR_MODEL="glm-ocr-next")
     changed = settings.model_copy(
@@ -93,27 +93,27 @@ def test_another_model_in_the_settings_is_another_reading(redo, environment, set
     assert (done.action, done.pages_reused) == ("queued", 0)
 
 
-def test_the_documents_own_choice_is_kept(redo):
+def test_the_documents_own_options_are_kept(redo):
     document_id = sim.processed_document(FAILED, options=sim.OTHER_OPTIONS)
     redo(document_id)
     assert newest_run(document_id).ocr == "force"
 
 
-def test_active_documents_are_passed_by_and_counted(redo, failed):
+def test_active_documents_are_skipped_and_reported(redo, failed):
     sim.add_run(failed)
     [done] = redo(failed)
     assert done.action == "skipped_active"
     assert newest_run(failed).number == 2
 
 
-def test_documents_that_kill_workers_are_redone_by_id_only(redo):
+def test_documents_that_crash_workers_are_redone_by_id_only(redo):
     document_id = sim.add_document()
     runs.fail(claim(), WorkerCrashed())
     assert redo(failed=True) == redo(error="worker_crashed") == redo(collection="default") == []
     assert redo(document_id)[0].action == "queued"
 
 
-def test_many_are_redone_by_their_code_in_order(redo):
+def test_documents_with_an_error_code_are_redone_in_order(redo):
     ids = [sim.add_document() for _ in range(3)]
     for _ in ids:
         runs.fail(claim(), EncryptedPdf())
@@ -122,21 +122,21 @@ def test_many_are_redone_by_their_code_in_order(redo):
     assert redo(failed=True) == []
 
 
-def test_each_is_reported_as_it_is_done(settings, failed):
-    told = []
-    done = redoing.reprocess(settings, Selectors(failed=True), Change(), on_each=told.append)
-    assert told == done
+def test_each_document_is_reported_when_it_is_done(settings, failed):
+    reported = []
+    done = redoing.reprocess(settings, Selectors(failed=True), Change(), on_each=reported.append)
+    assert reported == done
 
 
-def test_what_is_not_there_is_named_and_nothing_is_done(redo, failed):
+def test_unknown_ids_are_named_and_nothing_is_done(redo, failed):
     with pytest.raises(NotFound, match="no-such"):
         redo(failed, "no-such")
     assert newest_run(failed).number == 1
-    with pytest.raises(InvalidOptions, match="which documents"):
+    with pytest.raises(InvalidOptions, match="No documents selected"):
         redo()
 
 
-def test_a_document_that_is_deleted_meanwhile_stops_nobody(redo, failed, monkeypatch):
+def test_a_document_deleted_meanwhile_does_not_stop_the_others(redo, failed, monkeypatch):
     other = sim.processed_document(FAILED)
     select = redoing.select_documents
 
@@ -153,7 +153,7 @@ def test_a_document_that_is_deleted_meanwhile_stops_nobody(redo, failed, monkeyp
     ]
 
 
-def test_two_that_redo_at_once_make_one_run(redo, failed):
+def test_concurrent_reprocesses_add_one_run(redo, failed):
     for number in range(2, 12):
         outcomes = at_once(*[lambda: redo(failed)[0].action] * 4)
         assert sorted(outcomes) == ["queued"] + ["skipped_active"] * 3
@@ -161,7 +161,7 @@ def test_two_that_redo_at_once_make_one_run(redo, failed):
         deletion.cancel(failed)
 
 
-def test_the_old_text_answers_until_the_new_run_has_ended(redo):
+def test_the_old_run_stays_current_until_the_new_one_has_ended(redo):
     document_id = sim.processed_document(GOOD)
     old = newest_run(document_id).id
     redo(document_id, change=Change(ocr="force"))
@@ -182,7 +182,7 @@ def test_the_old_text_answers_until_the_new_run_has_ended(redo):
         {"pages": "1" * 30},
     ],
 )
-def test_changes_that_mean_nothing_are_named(settings, wishes):
+def test_invalid_changes_are_named(settings, wishes):
     with pytest.raises(InvalidOptions, match=next(iter(wishes))):
         check_change(**wishes)
 
@@ -192,14 +192,14 @@ def test_pages_are_numbers_and_ranges():
     assert check_change(pages="").pages == check_change().pages == ()
 
 
-def test_nothing_can_be_since_and_before_the_same_time(redo):
+def test_since_must_be_earlier_than_before(redo):
     now = datetime.now(UTC)
     with pytest.raises(InvalidOptions, match="since"):
         redo(since=now, before=now)
 
 
 def truncated_document():
-    """Three pages: taken from the file, read whole, cut."""
+    """A document with three pages: native, read completely, truncated."""
     document_id = sim.add_document()
     run = claim()
     sim.plan(run, GOOD, PageState.PENDING, PageState.PENDING)
@@ -210,7 +210,7 @@ def truncated_document():
 
 
 def redone_pages(done):
-    """The pages that the new run has to read, once it has taken over what it may."""
+    """Return the pages that the new run has to read after its reuse."""
     run = claim()
     assert run.id == done.run_id
     assert run_pages.reuse(run) == done.pages_reused
@@ -228,33 +228,33 @@ def redone_pages(done):
         ({"collection": "default"}, "2-100", {2, 3}),
     ],
 )
-def test_chosen_pages_alone_are_read_again(settings, selectors, numbers, expected, model):
-    """Though they are good, and though the others were read by a model of before."""
+def test_only_selected_pages_are_read_again(settings, selectors, numbers, expected, model):
+    """Although they are good, and although the others were read by an earlier model."""
     document_id = truncated_document()
     today = changed_settings(settings, ocr={"model": model})
     change = check_change(pages=numbers)
-    said = redoing.reprocess(today, Selectors(**selectors), change, dry_run=True)
+    reported = redoing.reprocess(today, Selectors(**selectors), change, dry_run=True)
     [done] = redoing.reprocess(today, Selectors(**selectors), change)
-    assert [(one.id, one.pages_redone) for one in said] == [(document_id, len(expected))]
+    assert [(one.id, one.pages_redone) for one in reported] == [(document_id, len(expected))]
     assert (done.action, done.pages_redone) == ("queued", len(expected))
     assert redone_pages(done) == expected
 
 
-def test_pages_that_failed_are_read_again_beside_those_that_are_named(redo, failed):
+def test_failed_pages_are_read_again_with_the_selected_ones(redo, failed):
     [done] = redo(failed, change=check_change(pages="1"))
     assert (done.pages_reused, done.pages_redone) == (1, 2)
     assert redone_pages(done) == {1, 3}
 
 
-def test_pages_that_a_document_does_not_have_are_named_as_such(redo, failed):
+def test_missing_page_numbers_are_reported(redo, failed):
     before = sim.everything()
-    [said] = redo(failed, change=check_change(pages="4-9"))
-    assert (said.action, said.run_id) == ("no_such_page", None)
-    assert (said.pages_reused, said.pages_redone) == (3, 0)
+    [reported] = redo(failed, change=check_change(pages="4-9"))
+    assert (reported.action, reported.run_id) == ("no_such_page", None)
+    assert (reported.pages_reused, reported.pages_redone) == (3, 0)
     assert sim.everything() == before
 
 
-def test_all_pages_of_the_documents_that_have_such_pages(redo):
+def test_all_pages_of_documents_selected_by_their_pages(redo):
     truncated_document()
     sim.processed_document(GOOD)
     [done] = redo(truncated=True, change=check_change(all_pages=True))
@@ -263,7 +263,7 @@ def test_all_pages_of_the_documents_that_have_such_pages(redo):
     assert (run.reuse_pages, run.redo_pages) == (False, ())
 
 
-def test_a_document_at_work_is_passed_by_whatever_pages_are_named(redo):
+def test_an_active_document_is_skipped_for_any_pages(redo):
     document_id = sim.add_document()
-    [said] = redo(document_id, change=check_change(pages="1"))
-    assert said.action == "skipped_active"
+    [reported] = redo(document_id, change=check_change(pages="1"))
+    assert reported.action == "skipped_active"

@@ -1,4 +1,4 @@
-"""Uploads on a disk that does not take them, made by the kernel's limit on a file's size."""
+"""Uploads on a full disk, simulated by the kernel's limit on a file's size."""
 
 import resource
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from rag_service.config.options import Settings
 from rag_service.documents.incoming_file import IncomingFile, scratch_file
 from rag_service.errors import StorageUnavailable, TooLarge
 
-ROOM = 4096
+LIMIT = 4096
 
 
 @pytest.fixture
@@ -22,38 +22,38 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 @pytest.fixture
-def little_room() -> Iterator[None]:
-    """No file may grow beyond ROOM, as if the disk were full."""
+def full_disk() -> Iterator[None]:
+    """Let no file grow beyond LIMIT bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def upload(settings: Settings, *chunks: bytes) -> None:
-    with IncomingFile(settings) as spool:
+    with IncomingFile(settings) as file:
         for chunk in chunks:
-            spool.write(chunk)
-        spool.finish()
+            file.write(chunk)
+        file.finish()
 
 
-@pytest.mark.usefixtures("little_room")
-@pytest.mark.parametrize("size", [ROOM + 1, 200_000])
-def test_a_full_disk_is_named_and_nothing_is_left_on_it(settings: Settings, size: int) -> None:
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("size", [LIMIT + 1, 200_000])
+def test_a_full_disk_is_named_and_the_file_is_removed(settings: Settings, size: int) -> None:
     with pytest.raises(StorageUnavailable, match="File too large") as caught:
         upload(settings, b"x" * size)
     assert caught.value.retryable
     assert list((settings.data_dir / "incoming").iterdir()) == []
 
 
-@pytest.mark.usefixtures("little_room")
-def test_an_upload_given_up_for_another_reason_keeps_that_reason(settings: Settings) -> None:
+@pytest.mark.usefixtures("full_disk")
+def test_another_error_is_not_hidden_by_the_full_disk(settings: Settings) -> None:
     with pytest.raises(TooLarge, match=r"limits\.max_bytes \(1000000 bytes\)"):
-        upload(settings, b"x" * (ROOM + 1), b"x" * 1_000_000)
+        upload(settings, b"x" * (LIMIT + 1), b"x" * 1_000_000)
     assert list((settings.data_dir / "incoming").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_named(settings: Settings) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(settings: Settings) -> None:
     settings.data_dir.write_text("a file in its place")
     with pytest.raises(StorageUnavailable, match="Not a directory"):
         IncomingFile(settings)

@@ -13,7 +13,7 @@ from rag_service.documents import deletion
 from rag_service.errors import EncryptedPdf, OcrUnavailable
 from rag_service.jobs import leases, live_workers, run_pages, runs, server_state
 from rag_service.jobs.run_pages import StoredPage
-from rag_service.knowledgebase import document_queries
+from rag_service.knowledgebase import document_queries, page_queries
 from rag_service.knowledgebase.document_queries import Filter
 from rag_service.states import GOOD, PageState, Priority, RunState, Stage
 from tests import simulation as sim
@@ -92,14 +92,14 @@ def test_the_status_is_the_current_runs_and_the_newest_is_shown_beside_it():
     assert (view.status, view.error) == ("processed", None)
     assert (view.latest_run.status, view.latest_run.error.code) == ("failed", "ocr_unavailable")
     assert view.latest_run.error.retryable
-    assert document_queries.shown_run_id(document_id) != run.id
+    assert page_queries.shown_run_id(document_id) != run.id
 
 
 def test_a_failed_document_shows_what_it_has_as_incomplete():
     document_id = sim.processed_document(PageState.NATIVE, PageState.FAILED)
     view = show(document_id)
     assert (view.status, view.incomplete, view.error.code) == ("failed", True, "pages_failed")
-    [good, bad] = document_queries.list_pages(document_queries.shown_run_id(document_id))
+    [good, bad] = page_queries.list_pages(page_queries.shown_run_id(document_id))
     assert (good.markdown, good.error) == ("some text", None)
     assert (bad.status, bad.error.code) == ("failed", "page_unrenderable")
 
@@ -143,18 +143,18 @@ def test_a_run_whose_owner_is_silent_waits_for_a_worker_before_its_lease_ends(se
 
 def test_pages_come_in_order_a_part_at_a_time():
     document_id = sim.processed_document(*[PageState.NATIVE] * 5)
-    run_id = document_queries.shown_run_id(document_id)
-    assert [p.number for p in document_queries.list_pages(run_id, after=2, limit=2)] == [3, 4]
-    assert document_queries.get_page(run_id, 5).number == 5
-    assert document_queries.get_page(run_id, 6) is None
-    assert document_queries.get_page("unknown", 1) is None
+    run_id = page_queries.shown_run_id(document_id)
+    assert [p.number for p in page_queries.list_pages(run_id, after=2, limit=2)] == [3, 4]
+    assert page_queries.get_page(run_id, 5).number == 5
+    assert page_queries.get_page(run_id, 6) is None
+    assert page_queries.get_page("unknown", 1) is None
 
 
 def test_unknown_and_deleted_documents_are_not_shown():
     document_id = sim.add_document()
     sim.execute("UPDATE documents SET deleted_at = now()")
     assert show(document_id) is show("unknown") is None
-    assert document_queries.shown_run_id(document_id) is None
+    assert page_queries.shown_run_id(document_id) is None
     assert document_queries.get_source(document_id) is None
     assert listed() == []
 
@@ -344,7 +344,7 @@ def test_maintenance_and_lookups_never_read_through_pages_or_documents(many):
         removable_documents(100)
         leases.release_expired(sim.lease())
         show(f"{7:032x}", URL)
-        document_queries.list_pages(f"{7:032x}")
+        page_queries.list_pages(f"{7:032x}")
         runs.next_claimable(Stage.PREPARE, URL, 8)
 
     assert not {"documents", "pages"} & sequential_scans(look)

@@ -1,4 +1,4 @@
-"""Documents by content: one undeleted row a collection, a lock over the bytes, removal."""
+"""Document rows: one undeleted row per content and collection, its lock, its removal."""
 
 import threading
 
@@ -21,7 +21,7 @@ def find_by_content(collection="default", sha256=SHA):
         return document_rows.find_by_content(connection, collection, sha256)
 
 
-def hide(document_id):
+def mark_deleted(document_id):
     with begin() as connection:
         return document_rows.mark_deleted(connection, document_id)
 
@@ -36,42 +36,42 @@ def is_needed_by_others(document_id, key="sha256/ab/" + SHA):
         return document_rows.is_needed_by_others(connection, document_id, SHA, key)
 
 
-def test_content_is_known_in_its_own_collection_only():
+def test_content_is_found_in_its_own_collection_only():
     document_id = sim.add_document(sha256=SHA)
-    known = find_by_content()
-    assert (known.id, known.state, known.active) == (document_id, RunState.QUEUED, True)
-    assert known.fingerprint == sim.OPTIONS.fingerprint
+    found = find_by_content()
+    assert (found.id, found.state, found.active) == (document_id, RunState.QUEUED, True)
+    assert found.fingerprint == sim.OPTIONS.fingerprint
     assert find_by_content("other") is None
     assert find_by_content(sha256="cd" * 32) is None
 
 
-def test_a_known_document_comes_with_its_newest_run():
+def test_a_found_document_has_the_state_of_its_newest_run():
     document_id = sim.processed_document(PageState.FAILED)
     sim.add_run(document_id, sim.OTHER_OPTIONS)
     with begin() as connection:
-        known = document_rows.find(connection, document_id)
-    assert (known.state, known.fingerprint) == (RunState.QUEUED, sim.OTHER_OPTIONS.fingerprint)
+        found = document_rows.find(connection, document_id)
+    assert (found.state, found.fingerprint) == (RunState.QUEUED, sim.OTHER_OPTIONS.fingerprint)
 
 
-def test_the_same_content_stands_once_in_a_collection():
+def test_the_same_content_is_rejected_in_the_same_collection():
     sim.add_document(sha256=SHA)
     sim.add_document(sha256=SHA, collection="other")
     with pytest.raises(IntegrityError):
         sim.add_document(sha256=SHA)
 
 
-def test_a_hidden_document_makes_room_for_the_same_file():
+def test_the_content_of_a_deleted_document_may_be_added_again():
     old = sim.add_document(sha256=SHA)
-    assert hide(old)
-    assert not hide(old)
-    assert not hide("unknown")
+    assert mark_deleted(old)
+    assert not mark_deleted(old)
+    assert not mark_deleted("unknown")
     assert find_by_content() is None
     new = sim.add_document(sha256=SHA)
     assert find_by_content().id == new
     assert [one.id for one in document_rows.removable_documents(9)] == [old]
 
 
-def test_removing_takes_runs_and_pages_along():
+def test_removing_a_document_removes_its_runs_and_pages():
     document_id = sim.processed_document(PageState.NATIVE)
     other = sim.processed_document(PageState.NATIVE)
     remove(document_id)
@@ -84,21 +84,21 @@ def test_bytes_are_needed_while_another_document_has_them():
     assert not is_needed_by_others(first)
     second = sim.add_document(sha256=SHA, collection="other")
     assert is_needed_by_others(first)
-    hide(second)
-    assert is_needed_by_others(first), "a hidden document is still to be removed"
+    mark_deleted(second)
+    assert is_needed_by_others(first), "a deleted document is still to be removed"
     with begin() as connection:
         document_rows.set_source(connection, second, "working/own.pdf")
     assert not is_needed_by_others(first)
 
 
-def test_a_file_name_is_made_fit_for_the_database():
+def test_a_file_name_is_cleaned_for_the_database():
     new = NewDocument("default", SHA, "a\x00b\udc80.pdf", "application/pdf", 1)
     with begin() as connection:
         document_id = document_rows.insert_document(connection, new, "sha256/ab/" + SHA)
     assert document_row(document_id).filename == "a b.pdf"
 
 
-def test_the_content_lock_lets_one_in_at_a_time():
+def test_the_content_lock_has_one_holder_at_a_time():
     inside, most = [], []
 
     def work():
@@ -114,7 +114,7 @@ def test_the_content_lock_lets_one_in_at_a_time():
     assert len(most) == 20
 
 
-def test_the_content_lock_is_for_one_content_and_ends_with_an_error():
+def test_the_content_lock_is_per_content_and_released_after_an_error():
     def broken():
         with document_rows.content_lock(SHA):
             raise KeyError
@@ -126,7 +126,7 @@ def test_the_content_lock_is_for_one_content_and_ends_with_an_error():
     assert sim.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'") == []
 
 
-def test_no_transaction_is_open_while_bytes_travel():
+def test_the_content_lock_keeps_no_transaction_open():
     with document_rows.content_lock(SHA):
         idle = "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'"
         assert sim.rows(idle) == []

@@ -1,4 +1,4 @@
-"""Connections that die while nobody uses them."""
+"""Connections that die while they are unused, and single statements."""
 
 import pytest
 from sqlalchemy import text
@@ -10,11 +10,11 @@ pytestmark = pytest.mark.usefixtures("settings")
 
 
 @pytest.mark.parametrize("use", [begin, autocommit])
-def test_a_connection_that_died_at_rest_is_replaced_unseen(use, monkeypatch):
+def test_a_connection_that_died_while_unused_is_replaced(use, monkeypatch):
     monkeypatch.setattr(engine, "_UNUSED_SECONDS", 0.0)
     with begin() as other:
-        with begin() as rested:
-            pid = rested.scalar(text("SELECT pg_backend_pid()"))
+        with begin() as unused:
+            pid = unused.scalar(text("SELECT pg_backend_pid()"))
         # Waits until the backend is gone.
         assert other.scalar(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": pid})
     for _ in range(2):
@@ -22,7 +22,7 @@ def test_a_connection_that_died_at_rest_is_replaced_unseen(use, monkeypatch):
             assert connection.scalar(text("SELECT pg_backend_pid()")) != pid
 
 
-def test_a_statement_by_itself_is_kept_without_a_transaction():
+def test_a_single_statement_is_committed_without_a_transaction():
     with autocommit() as connection:
         connection.execute(text("CREATE TABLE kept (x int)"))
     with begin() as connection:

@@ -1,4 +1,4 @@
-"""How many doorbells are wanted, which workers are alive, who holds maintenance."""
+"""Wake-up messages wanted, live workers, and the maintenance lease."""
 
 import pytest
 from hypothesis import given
@@ -13,22 +13,22 @@ from tests.simulation import at_once, claim, try_claim
 
 
 @st.composite
-def loads(draw):
+def live_worker(draw):
     forks = draw(st.integers(1, 5))
     busy = draw(st.integers(0, forks))
     bulk = draw(st.integers(0, min(busy, max(1, forks - 1))))
     return LiveWorker("w", Stage.OCR, forks, busy, bulk)
 
 
-@given(st.lists(loads(), max_size=4), st.integers(0, 12), st.integers(0, 12))
-def test_doorbells_are_as_many_as_free_forks_can_claim(workers, interactive, bulk):
-    """Counted fork by fork, the way claims are granted."""
+@given(st.lists(live_worker(), max_size=4), st.integers(0, 12), st.integers(0, 12))
+def test_as_many_messages_are_wanted_as_free_forks_can_claim_runs(workers, interactive, bulk):
+    """Compared with a count fork by fork, in the order of claims."""
     waiting = {"interactive": interactive, "bulk": bulk}
     taken = 0
     for worker in workers:
         held = worker.bulk
         for _ in range(worker.forks - worker.busy):
-            # The order does not matter for the count: a bulk place not used stays for bulk.
+            # The order does not change the count: an unused bulk place stays free for bulk.
             if waiting["bulk"] and held < max(1, worker.forks - 1):
                 waiting["bulk"], held, taken = waiting["bulk"] - 1, held + 1, taken + 1
             elif waiting["interactive"]:
@@ -52,12 +52,12 @@ def test_doorbells_are_as_many_as_free_forks_can_claim(workers, interactive, bul
         (8, 0, 0, 0, 0, 0),
     ],
 )
-def test_the_reserve_is_counted(forks, busy, bulk, interactive, waiting, wanted):
-    load = LiveWorker("w", Stage.OCR, forks, busy, bulk)
-    assert wake_ups_wanted([load], interactive, waiting) == wanted
+def test_the_reserved_fork_is_not_counted_for_bulk(forks, busy, bulk, interactive, waiting, wanted):
+    worker = LiveWorker("w", Stage.OCR, forks, busy, bulk)
+    assert wake_ups_wanted([worker], interactive, waiting) == wanted
 
 
-def test_doorbells_in_the_number_wanted_lead_to_as_many_claims(settings):
+def test_the_number_of_messages_wanted_equals_the_number_of_claims(settings):
     for number in range(5):
         live_workers.heartbeat("worker", Stage.PREPARE, 4)
         sim.add_document(Priority.INTERACTIVE if number == 4 else Priority.BULK)
@@ -66,11 +66,11 @@ def test_doorbells_in_the_number_wanted_lead_to_as_many_claims(settings):
     )
     claims = [try_claim(forks=4) for _ in range(6)]
     assert wanted == sum(run is not None for run in claims) == 4
-    [load] = live_workers.of_stage(Stage.PREPARE)
-    assert (load.busy, load.bulk, load.free, load.free_for_bulk) == (4, 3, 0, 0)
+    [worker] = live_workers.of_stage(Stage.PREPARE)
+    assert (worker.busy, worker.bulk, worker.free, worker.free_for_bulk) == (4, 3, 0, 0)
 
 
-def test_what_waits_for_a_time_or_a_server_is_not_counted(settings):
+def test_runs_that_may_not_be_claimed_yet_are_not_counted(settings):
     sim.ready_run()
     sim.add_document()
     sim.add_document(Priority.INTERACTIVE)
@@ -80,20 +80,20 @@ def test_what_waits_for_a_time_or_a_server_is_not_counted(settings):
     assert live_workers.claimable_counts(Stage.PREPARE, None) == (0, 1)
 
 
-def test_workers_are_alive_while_they_are_seen(settings):
+def test_workers_are_alive_while_they_send_heartbeats(settings):
     live_workers.heartbeat("a", Stage.OCR, 2)
     live_workers.heartbeat("b", Stage.OCR, 8)
     live_workers.heartbeat("c", Stage.PREPARE, 2)
-    assert [load.id for load in live_workers.of_stage(Stage.OCR)] == ["a", "b"]
+    assert [worker.id for worker in live_workers.of_stage(Stage.OCR)] == ["a", "b"]
     sim.execute("UPDATE workers SET seen_at = now() - interval '31 s' WHERE id = 'a'")
-    assert [load.id for load in live_workers.of_stage(Stage.OCR)] == ["b"]
+    assert [worker.id for worker in live_workers.of_stage(Stage.OCR)] == ["b"]
     live_workers.heartbeat("a", Stage.OCR, 3)
-    assert [load.forks for load in live_workers.of_stage(Stage.OCR)] == [3, 8]
+    assert [worker.forks for worker in live_workers.of_stage(Stage.OCR)] == [3, 8]
     live_workers.remove("b")
-    assert [load.id for load in live_workers.of_stage(Stage.OCR)] == ["a"]
+    assert [worker.id for worker in live_workers.of_stage(Stage.OCR)] == ["a"]
 
 
-def test_workers_that_are_long_gone_are_forgotten(settings):
+def test_stale_workers_are_removed(settings):
     live_workers.heartbeat("a", Stage.OCR, 2)
     live_workers.heartbeat("b", Stage.OCR, 2)
     sim.execute("UPDATE workers SET seen_at = now() - interval '61 min' WHERE id = 'a'")
@@ -101,7 +101,7 @@ def test_workers_that_are_long_gone_are_forgotten(settings):
     assert [row.id for row in sim.rows("SELECT id FROM workers")] == ["b"]
 
 
-def test_a_load_counts_what_is_held_and_nothing_else(settings):
+def test_only_held_runs_count_as_busy_forks(settings):
     live_workers.heartbeat("worker", Stage.PREPARE, 4)
     sim.processed_document(PageState.NATIVE)
     for _ in range(2):
@@ -109,8 +109,8 @@ def test_a_load_counts_what_is_held_and_nothing_else(settings):
     leases.release(claim())
     claim()
     claim(worker="other")
-    [load] = live_workers.of_stage(Stage.PREPARE)
-    assert (load.busy, load.bulk) == (1, 1)
+    [worker] = live_workers.of_stage(Stage.PREPARE)
+    assert (worker.busy, worker.bulk) == (1, 1)
 
 
 def test_maintenance_has_one_holder_at_a_time(settings):
@@ -123,17 +123,19 @@ def test_maintenance_has_one_holder_at_a_time(settings):
     assert second.epoch == 2
     assert live_workers.claim_maintenance("a", 30) is None
     live_workers.release_maintenance(first)
-    assert live_workers.claim_maintenance("a", 30) is None, "a stale holder gave up another's lease"
+    assert live_workers.claim_maintenance("a", 30) is None, (
+        "a stale holder released another's lease"
+    )
     live_workers.release_maintenance(second)
     assert live_workers.claim_maintenance("a", 30).epoch == 3
     with begin() as connection:
         assert live_workers.maintenance_seen_at(connection) is not None
 
 
-def test_many_that_ask_for_maintenance_get_one_holder(settings):
+def test_concurrent_claims_of_maintenance_get_one_holder(settings):
     for _ in range(20):
         held = at_once(
             *[lambda name=name: live_workers.claim_maintenance(name, 30) for name in "abcd"]
         )
-        assert sum(tenure is not None for tenure in held) == 1
+        assert sum(claim is not None for claim in held) == 1
         sim.execute("DELETE FROM maintenance_lease")

@@ -11,7 +11,7 @@ from rag_service.jobs import leases, remote_endpoints, remote_jobs, remote_posts
 from rag_service.jobs.remote_endpoints import LiveJobs
 from rag_service.jobs.remote_jobs import PollNote
 from rag_service.jobs.run_pages import StoredPage
-from rag_service.knowledgebase import document_queries
+from rag_service.knowledgebase import document_queries, page_queries
 from rag_service.knowledgebase.job_queries import job_totals, list_jobs
 from rag_service.states import JobOutcome, PageState, PostReason, Stage
 from tests import simulation as sim
@@ -79,7 +79,7 @@ def test_a_fork_that_is_gone_is_waited_for_before_its_jobs() -> None:
 def test_a_page_that_never_came_to_be_read_is_not_pending_for_ever(how: str) -> None:
     run = held_run(2)
     sim.read(run, 1)
-    assert [page.status for page in document_queries.list_pages(run.id)] == ["ocr", "pending"]
+    assert [page.status for page in page_queries.list_pages(run.id)] == ["ocr", "pending"]
     if how == "cancelled":
         cancel(run)
     elif how == "failed":
@@ -87,8 +87,8 @@ def test_a_page_that_never_came_to_be_read_is_not_pending_for_ever(how: str) -> 
     else:
         leases.release_crashed("worker", _task(run), sim.lease(crash_limit=1))
     assert shown(run).latest_run.status in {"cancelled", "failed"}
-    assert [page.status for page in document_queries.list_pages(run.id)] == ["ocr", "not_read"]
-    page = document_queries.get_page(run.id, 2)
+    assert [page.status for page in page_queries.list_pages(run.id)] == ["ocr", "not_read"]
+    page = page_queries.get_page(run.id, 2)
     assert page is not None
     assert (page.status, page.error) == ("not_read", None)
     assert sim.page_row(run.id, 2).state == PageState.PENDING

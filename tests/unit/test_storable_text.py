@@ -1,4 +1,4 @@
-"""Text from files and servers, made fit for PostgreSQL."""
+"""Cleaning of text from files and servers for PostgreSQL."""
 
 import json
 
@@ -15,21 +15,21 @@ TREES = st.recursive(
 )
 
 
-def test_nul_is_a_space_and_other_controls_go():
+def test_nul_becomes_a_space_and_other_controls_are_removed():
     assert clean("a\x00b\x01\x1b\x7fc") == "a bc"
 
 
-def test_lone_surrogates_and_noncharacters_go():
+def test_lone_surrogates_and_noncharacters_are_removed():
     assert clean("a\ud800b\udfffc\ufffed\uffff") == "abcd"
 
 
-def test_lines_tabs_and_all_languages_stay():
+def test_line_breaks_tabs_and_all_languages_are_kept():
     text = "line\r\n\ttab – Größe 漢字 \U0001f600 العربية \u200f\ufffd\x85\xa0"
     assert clean(text) == text
 
 
 @given(ANY_TEXT)
-def test_what_is_cleaned_can_be_stored_and_is_clean_already(text):
+def test_cleaned_text_can_be_encoded_and_does_not_change_again(text):
     cleaned = clean(text)
     assert "\x00" not in cleaned
     cleaned.encode("utf-8")
@@ -37,7 +37,7 @@ def test_what_is_cleaned_can_be_stored_and_is_clean_already(text):
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Cn"]), max_size=60))
-def test_ordinary_text_is_left_alone(text):
+def test_ordinary_text_is_not_changed(text):
     assert clean(text) == text
 
 

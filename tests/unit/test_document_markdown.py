@@ -1,4 +1,4 @@
-"""A document's Markdown says once what came of it."""
+"""A document's Markdown: its head and its pages."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_the_head_names_document_and_outcome(
     assert document_head(view(status, error=error)) == f"<!-- document: a.pdf, {outcome} -->\n\n"
 
 
-def test_the_head_says_what_was_paid_where_anything_was() -> None:
+def test_the_head_shows_the_cost_if_there_is_one() -> None:
     paid = view(cost=CostView(gpu_seconds=64.75, usd=0.0123))
     assert document_head(paid) == (
         "<!-- document: a.pdf, processed, at least $0.0123 (64.8 GPU s) -->\n\n"
@@ -31,7 +31,7 @@ def test_the_head_says_what_was_paid_where_anything_was() -> None:
     assert "$" not in document_head(view(cost=CostView()))
 
 
-def test_a_page_that_its_run_never_came_to_is_not_pending() -> None:
+def test_a_page_that_was_not_read_is_shown_as_such() -> None:
     page = page_view(2, "", status=PageStatus.NOT_READ)
     assert page_section(page) == "<!-- page 2: not read -->\n\n"
 
