@@ -148,7 +148,7 @@ class MaintenanceLoop:
             remote_posts.wake_for_reposts(runpod.repost_after)
 
     def _watch_endpoint(self) -> None:
-        asyncio.run(self._watch.look())
+        asyncio.run(self._watch.check())
 
     def _probe_is_due(self) -> bool:
         now = time.monotonic()

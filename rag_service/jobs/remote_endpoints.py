@@ -1,4 +1,4 @@
-"""What an endpoint's live jobs say of it together. Used by maintenance, which watches it."""
+"""The state of an endpoint as its live jobs show it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _QUEUED = "IN_QUEUE"
 
 @dataclass(frozen=True, slots=True)
 class LiveJobs:
-    """Of the endpoint's live jobs: how many there are, whether one has queued for long, whether
-    the last poll of any was answered, and what a last poll that failed said.
+    """The number of an endpoint's live jobs; whether one has been queued for long; whether the
+    last poll of at least one was answered; the message of a last poll that failed.
     """
 
     number: int
@@ -27,7 +27,7 @@ class LiveJobs:
 
 
 def live_jobs(base_url: str, endpoint_id: str, *, long: float) -> LiveJobs:
-    """The endpoint's live jobs; `long` in seconds since the post."""
+    """Return the state of the endpoint's live jobs; `long` in seconds since the post."""
     old = RemoteJob.submitted_at < func.clock_timestamp() - timedelta(seconds=long)
     queued = and_(RemoteJob.last_status == _QUEUED, old)
     answered = and_(RemoteJob.last_status.is_not(None), RemoteJob.error_message.is_(None))

@@ -1,4 +1,4 @@
-"""The JSON body of POST /run, measured before it is made. Used by payload.py."""
+"""The JSON body of POST /run, whose size is known before it is made."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rag_service.runpod.job_format import InlineDocument, JobInput, JobOptions
 from rag_service.states import LayoutMode
 
 Encoding = Literal["base64", "zip+base64"]
-# Quotes within a JSON string are escaped, so this stands where the document goes and nowhere else.
+# Quotes inside JSON strings are escaped, so this occurs only at the place of the document.
 _PLACE = '"data":""'
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What a job says beside its document; times in milliseconds."""
+    """A job without its document; times in milliseconds."""
 
     request_key: str
     dpi: int
@@ -32,24 +32,24 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class JobBody:
-    """A body without its document: what comes before and after it."""
+    """The parts of a body before and after its document."""
 
     head: bytes
     tail: bytes
 
     def size(self, document_bytes: int) -> int:
-        """Bytes of the body with a document of that size in base64."""
+        """Return the bytes of the body with a document of this size in base64."""
         return len(self.head) + 4 * math.ceil(document_bytes / 3) + len(self.tail)
 
     def fill(self, document: bytes) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         return b"".join((self.head, base64.b64encode(document), self.tail))
 
 
 def job_body(
     envelope: Envelope, filename: str, pages: Sequence[int], encoding: Encoding
 ) -> JobBody:
-    """The body of a job for these original pages, with its policy and webhook."""
+    """Return the body of a job for these original pages, with its policy and webhook."""
     job = JobInput(
         request_key=envelope.request_key,
         filename=filename,

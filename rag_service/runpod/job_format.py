@@ -1,7 +1,7 @@
-"""The RunPod job, version 1: what travels to the handler and back. Used by both sides.
+"""The RunPod job, version 1: the input that the handler gets and the output that it returns.
 
-Sizes are points of the contract: pages are original page numbers (from 1), in the document's
-order; the document holds only the pages that are sent.
+Pages are original page numbers (from 1) in the document's order. The job's document contains only
+the pages of the job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class InlineDocument(_Wire):
 
 
 class UrlDocument(_Wire):
-    """Where the handler fetches the document: https only, checked by its sha256."""
+    """The URL from which the handler downloads the document: https only, checked by its sha256."""
 
     kind: Literal["url"] = "url"
     url: str
@@ -34,7 +34,7 @@ class UrlDocument(_Wire):
 
 
 class JobOptions(_Wire):
-    """How the pages are to be read."""
+    """How the pages are read."""
 
     dpi: int
     layout: LayoutMode
@@ -42,7 +42,7 @@ class JobOptions(_Wire):
 
 
 class JobInput(_Wire):
-    """One job: `pages` names the original page of each page of the document, in order."""
+    """One job; `pages` has the original number of each page of the document, in order."""
 
     version: Literal[1] = 1
     request_key: str
@@ -72,7 +72,7 @@ class RegionOutput(_Wire):
 
 
 class PageOutput(_Wire):
-    """What came of one page and what is to be said of it; `error` where it could not be read."""
+    """The text of one page and its warnings, or the `error` if it could not be read."""
 
     page: int
     markdown: str = ""
@@ -93,7 +93,7 @@ class EngineInfo(_Wire):
 
 
 class GaugeMeans(_Wire):
-    """Means over the job's time, from the OCR server beside the handler."""
+    """Means over the job's time, from the OCR server in the worker."""
 
     running_mean: float | None = None
     waiting_mean: float | None = None
@@ -101,7 +101,7 @@ class GaugeMeans(_Wire):
 
 
 class JobOutput(_Wire):
-    """A finished job; what did not fit the answer's limit stands in `remaining_pages`."""
+    """A finished job; `remaining_pages` did not fit the answer's size limit."""
 
     version: Literal[1]
     request_key: str

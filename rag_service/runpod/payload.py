@@ -1,8 +1,8 @@
-"""A document's pages as jobs that RunPod accepts, each as good as its size allows.
+"""Make jobs from a document's pages that fit RunPod's size limit, with the least loss of quality.
 
-Whoever posts jobs asks for one at a time, so the first is at work while the next is made. Means,
-in this order and only as far as needed: as it is, pictures at 150 DPI, ZIP, fewer pages; for a
-single page that is still too large 100 DPI, then a coarse JPEG. Never 72 DPI.
+Jobs are made one at a time, so that the first is read while the next is made. Steps, in this order
+and only if needed: unchanged, pictures at 150 DPI, ZIP, fewer pages; for a single page that is
+still too large 100 DPI, then a coarse JPEG. Never 72 DPI.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from rag_service.runpod.job_body import Encoding, Envelope, job_body
 from rag_service.runpod.page_ranges import balanced, ranges
 
 FIRST_DPI, LAST_DPI = 150, 100
-# Of pages that have to be drawn; of a single page that is still too large, at LAST_DPI.
+# JPEG qualities of rendered pages, and of a single page at LAST_DPI that is still too large.
 FINE_QUALITY, COARSE_QUALITIES = 90, (60, 35)
-# The document's name within a ZIP.
+# The document's name in a ZIP.
 INNER_NAME = "document.pdf"
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A job ready to post. A warning without a page is about all of its pages."""
+    """A job ready to post. A warning without a page applies to all its pages."""
 
     pages: tuple[int, ...]
     body: bytes
@@ -51,7 +51,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class PageRefused:
-    """A page that no job can hold: PayloadTooLarge, or it cannot be read at all."""
+    """A page that fits no job (PayloadTooLarge) or that cannot be read."""
 
     page: int
     error: PageError
@@ -59,10 +59,10 @@ class PageRefused:
 
 @dataclass(frozen=True, slots=True)
 class PayloadPiece:
-    """Pages on their way to a job: some pages of `origin`, then, once cut, a file of their own.
+    """Pages of a future job: places in the file `origin`, and `file` once they are cut from it.
 
-    `goal`: the DPI its pictures are brought to if need be; `shrunk`: that was tried;
-    `quality`: its pages are drawn as JPEGs of that quality at `dpi`.
+    `goal`: the DPI to which its pictures are shrunk if needed; `shrunk`: that was tried;
+    `quality`: its pages are rendered as JPEGs of this quality at `dpi`.
     """
 
     pages: tuple[int, ...]
@@ -76,7 +76,7 @@ class PayloadPiece:
     warnings: tuple[PdfWarning, ...] = ()
 
     def parts(self, lengths: Sequence[int]) -> list[PayloadPiece]:
-        """The pages in several pieces, yet to be cut: from this one's file where there is one."""
+        """Return uncut pieces of these lengths, from this piece's own file if it has one."""
         origin, positions = self.origin, self.positions
         if self.file is not None:
             origin, positions = self.file, tuple(range(1, len(self.pages) + 1))
@@ -92,7 +92,7 @@ class PayloadPiece:
 
 
 class PayloadMaker:
-    """Makes the jobs of one document. It reads files by path: what `pdf` has open stays open."""
+    """Makes the jobs of one document. Files are read by path; `pdf` keeps its document open."""
 
     def __init__(
         self, settings: Settings, pdf: PdfSession, source: Path, media_type: str, filename: str
@@ -100,7 +100,7 @@ class PayloadMaker:
         self._settings = settings
         self._pdf = pdf
         self._source = source
-        # Pictures become pages of a PDF by being drawn.
+        # Pictures are rendered to become pages of a PDF.
         self._quality = None if media_type == PDF else FINE_QUALITY
         self._filename = filename
 
@@ -111,31 +111,30 @@ class PayloadMaker:
         *,
         as_before: bool = False,
     ) -> AsyncGenerator[Payload | PageRefused]:
-        """Every page once, in order: in a body of at most runpod.max_body_bytes, or refused.
+        """Yield every page once, in order: in a body of at most runpod.max_body_bytes, or refused.
 
-        `as_before`: they were one job, and are to be that same one again.
-
-        `envelope` is asked once for every set of pages that is tried. Close the iterator where
-        it is not read to its end. Raises what opening the document raises, CorruptPdf excepted.
+        `as_before`: the pages were one job before and start as one range again. `envelope` is
+        called once for every set of pages that is tried. Close the iterator if it is not read to
+        its end. Raises the errors of opening a document, except CorruptPdf.
         """
         runpod = self._settings.runpod
         parts = ranges(pages, runpod.max_pages_per_job, runpod.workers)
         for part in [tuple(pages)] if as_before else parts:
             with TemporaryDirectory(prefix="payload-") as folder:
-                workshop = _Workshop(
+                maker = _RangeMaker(
                     self._settings, self._pdf, self._source, self._filename, Path(folder), envelope
                 )
-                waiting = deque([workshop.begin(part, self._quality)])
+                waiting = deque([maker.begin(part, self._quality)])
                 while waiting:
-                    made = await workshop.advance(waiting.popleft())
+                    made = await maker.advance(waiting.popleft())
                     if isinstance(made, list):
                         waiting.extendleft(reversed(made))
                     else:
                         yield made
 
 
-class _Workshop:
-    """Takes the pieces of one range a step further each; its files lie in `folder`."""
+class _RangeMaker:
+    """Takes the pieces of one range one step further at a time, with files in `folder`."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class _Workshop:
         folder: Path,
         envelope: Callable[[Sequence[int]], Envelope],
     ) -> None:
-        self._most = settings.runpod.max_body_bytes
+        self._max_bytes = settings.runpod.max_body_bytes
         self._may_shrink = settings.pdf.downsample_oversized
         self._time_limit = settings.pdf.shrink_time_limit
         self._pdf = pdf
@@ -157,27 +156,27 @@ class _Workshop:
         self._numbers = count()
 
     def begin(self, pages: tuple[int, ...], quality: int | None) -> PayloadPiece:
-        """The piece that all others of the range come from."""
+        """Return the piece with all pages of the range."""
         dpi = self._envelope(pages).dpi
         return PayloadPiece(pages, self._source, pages, dpi, quality=quality)
 
     async def advance(self, piece: PayloadPiece) -> Payload | PageRefused | list[PayloadPiece]:
-        """The next means for a piece: it is done, or it goes on as these pieces."""
+        """Do the next step for a piece: a finished job, or the pieces to continue with."""
         if piece.file is None:
             return await self._cut(piece)
         size = self._size(piece, piece.file, "base64")
-        if size <= self._most:
+        if size <= self._max_bytes:
             return await self._payload(piece, piece.file, "base64")
         if self._may_shrink and not piece.shrunk and piece.quality is None:
             return [await self._shrink(piece, piece.file)]
         zipped = await asyncio.to_thread(_zip, piece.file, self._new_file())
         size = min(size, self._size(piece, zipped, "zip+base64"))
-        if size <= self._most:
+        if size <= self._max_bytes:
             return await self._payload(piece, zipped, "zip+base64")
         if len(piece.pages) > 1:
-            shares = balanced(piece.pages, max(2, math.ceil(size / self._most)))
+            shares = balanced(piece.pages, max(2, math.ceil(size / self._max_bytes)))
             return piece.parts([len(share) for share in shares])
-        return self._last_means(piece, size)
+        return self._shrink_page(piece, size)
 
     async def _cut(self, piece: PayloadPiece) -> PageRefused | list[PayloadPiece]:
         target = self._new_file()
@@ -186,7 +185,7 @@ class _Workshop:
                 piece.origin, piece.positions, target, dpi=piece.dpi, jpeg_quality=piece.quality
             )
         except (PageError, CorruptPdf) as error:
-            return _without_blamed(piece, error)
+            return _isolate(piece, error)
         own = tuple(zip(piece.positions, piece.pages, strict=True))
         named = (replace(each, page=dict(own).get(each.page or 0)) for each in warnings)
         return [replace(piece, file=target, warnings=(*piece.warnings, *named))]
@@ -196,8 +195,8 @@ class _Workshop:
         warnings = (*piece.warnings, *_shrink_warnings(result, piece.goal))
         return replace(piece, file=result.path, shrunk=True, warnings=warnings)
 
-    def _last_means(self, piece: PayloadPiece, size: int) -> PageRefused | list[PayloadPiece]:
-        """From the source again: a copy of a coarse copy would lose more."""
+    def _shrink_page(self, piece: PayloadPiece, size: int) -> PageRefused | list[PayloadPiece]:
+        """Return a coarser version of a single page, cut from the source again, or refuse it."""
         number = piece.pages[0]
         fresh = PayloadPiece(piece.pages, self._source, piece.pages, piece.dpi)
         if self._may_shrink and piece.quality is None and piece.goal != LAST_DPI:
@@ -207,10 +206,10 @@ class _Workshop:
             message = f"The page was sent at {LAST_DPI} DPI as a JPEG of quality {quality}."
             warning = PdfWarning(f"shrunk_{LAST_DPI}", message, number)
             return [replace(fresh, dpi=LAST_DPI, quality=quality, warnings=(warning,))]
-        why = "" if self._may_shrink else " and pdf.downsample_oversized is off"
+        shrinking = "" if self._may_shrink else " and pdf.downsample_oversized is off"
         message = (
             f"Page {number} needs a job of {size} bytes; runpod.max_body_bytes is "
-            f"{self._most}{why}."
+            f"{self._max_bytes}{shrinking}."
         )
         return PageRefused(number, PayloadTooLarge(message, page=number))
 
@@ -227,10 +226,8 @@ class _Workshop:
         return self._folder / f"{next(self._numbers)}.pdf"
 
 
-def _without_blamed(
-    piece: PayloadPiece, error: RagServiceError
-) -> PageRefused | list[PayloadPiece]:
-    """Part a piece that cannot be cut, so that one bad page costs itself only."""
+def _isolate(piece: PayloadPiece, error: RagServiceError) -> PageRefused | list[PayloadPiece]:
+    """Split a piece that cannot be cut, so that one bad page does not fail the others."""
     pages = len(piece.pages)
     if pages > 1 and error.page in piece.positions:
         before = piece.positions.index(error.page)
@@ -248,7 +245,7 @@ def _without_blamed(
 def _shrink_warnings(result: ShrinkResult, dpi: int) -> list[PdfWarning]:
     warnings = []
     if result.shrinker is not None:
-        message = f"Pictures were brought to {dpi} DPI, since the pages were too large for a job."
+        message = f"Pictures were shrunk to {dpi} DPI because the pages were too large for a job."
         warnings.append(PdfWarning(f"shrunk_{dpi}", message))
     if result.fell_back:
         instead = "was used instead" if result.shrinker else "could not shrink the pages either"

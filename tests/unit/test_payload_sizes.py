@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rag_service.runpod.job_body import Envelope, job_body
 from rag_service.runpod.job_format import JobInput
-from rag_service.runpod.page_ranges import FEWEST_PAGES, ranges
+from rag_service.runpod.page_ranges import MIN_PAGES, ranges
 
 
 def lengths(pages: int, most: int = 30, workers: int = 3) -> list[int]:
@@ -34,8 +34,8 @@ def test_every_page_is_in_one_range_and_none_is_long(pages: int, most: int, work
     [
         (0, []),
         (1, [1]),
-        (2 * FEWEST_PAGES - 1, [2 * FEWEST_PAGES - 1]),
-        (2 * FEWEST_PAGES, [FEWEST_PAGES] * 2),
+        (2 * MIN_PAGES - 1, [2 * MIN_PAGES - 1]),
+        (2 * MIN_PAGES, [MIN_PAGES] * 2),
         (30, [10, 10, 10]),
         (61, [21, 20, 20]),
         (91, [16, 15, 15, 15, 15, 15]),

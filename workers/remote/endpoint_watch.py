@@ -1,7 +1,4 @@
-"""Looks at the RunPod endpoint itself: whether it answers, whether anybody works on its jobs.
-
-Used by maintenance.
-"""
+"""Watch the RunPod endpoint: whether it answers and whether it has workers for its jobs."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ from rag_service.runpod.runpod_client import (
 log = logging.getLogger(__name__)
 
 NO_GPU_WORKERS = "no_gpu_workers"
-# Looks in a row without any answer until RunPod counts as away: one proves little.
-_SILENT_LOOKS = 3
+# Checks in a row without any answer until RunPod counts as unreachable.
+_SILENT_CHECKS = 3
 
 
 async def probe_endpoint(settings: RunPodOptions) -> Probe:
-    """Whether RunPod answers for the endpoint with our key."""
+    """Ask RunPod for the endpoint's health with the configured key."""
     try:
         async with open_client(settings) as client:
             await client.health()
@@ -42,7 +39,7 @@ async def probe_endpoint(settings: RunPodOptions) -> Probe:
 
 
 def open_client(settings: RunPodOptions) -> RunPodClient:
-    """A client of the endpoint that the settings name. Raises ConfigurationError."""
+    """Return a client of the endpoint in the settings. Raises ConfigurationError."""
     return RunPodClient(settings, base_url=settings.api_base, endpoint_id=str(settings.endpoint_id))
 
 
@@ -51,24 +48,24 @@ class EndpointWatch:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._looked_at = float("-inf")
+        self._checked_at = float("-inf")
         self._silent = 0
 
-    async def look(self) -> None:
-        """Ask RunPod once every ocr.probe_interval, and only while jobs are live."""
+    async def check(self) -> None:
+        """Check the endpoint once every ocr.probe_interval, and only while jobs are live."""
         url, now = self._settings.page_server, time.monotonic()
-        if url is None or now - self._looked_at < self._settings.ocr.probe_interval:
+        if url is None or now - self._checked_at < self._settings.ocr.probe_interval:
             return
-        self._looked_at = now
+        self._checked_at = now
         record = await asyncio.to_thread(server_state.get, url)
         before: Mapping[str, str] = record.alarms if record else {}
         alarms = await self._alarms(before)
         if alarms != before:
             await asyncio.to_thread(server_state.set_alarms, url, alarms)
-        _tell(before, alarms)
+        _log_changes(before, alarms)
 
     async def _alarms(self, before: Mapping[str, str]) -> dict[str, str]:
-        """What holds now; what cannot be known stays as it was."""
+        """Return the current alarms; an alarm that cannot be checked stays as it was."""
         runpod = self._settings.runpod
         jobs = await asyncio.to_thread(
             remote_endpoints.live_jobs,
@@ -79,23 +76,26 @@ class EndpointWatch:
         if not jobs.number:
             self._silent = 0
             return {}
-        health, complaint = await _health(runpod)
+        health, message = await _health(runpod)
         found = {
-            server_state.FAULT: self._away(jobs, complaint),
+            server_state.FAULT: self._unreachable(jobs, message),
             NO_GPU_WORKERS: self._without_workers(jobs, health, before.get(NO_GPU_WORKERS)),
         }
         return {name: message for name, message in found.items() if message is not None}
 
-    def _away(self, jobs: LiveJobs, complaint: str | None) -> str | None:
-        """Nothing that RunPod was asked lately was answered: neither polls nor its health."""
-        silence = None if jobs.answered else jobs.poll_error or complaint
+    def _unreachable(self, jobs: LiveJobs, message: str | None) -> str | None:
+        """Return an alarm if RunPod has answered neither polls nor health checks for some time."""
+        silence = None if jobs.answered else jobs.poll_error or message
         self._silent = self._silent + 1 if silence else 0
-        return f"down: {silence}" if self._silent >= _SILENT_LOOKS else None
+        return f"down: {silence}" if self._silent >= _SILENT_CHECKS else None
 
     def _without_workers(
         self, jobs: LiveJobs, health: EndpointHealth | None, before: str | None
     ) -> str | None:
-        """RunPod takes the workers of an endpoint away that has been idle for some days."""
+        """Return an alarm if jobs wait and the endpoint has no worker.
+
+        RunPod lowers the maximum number of workers of an endpoint that is idle for days.
+        """
         if not jobs.queued_for_long:
             return None
         if health is None:
@@ -103,15 +103,15 @@ class EndpointWatch:
         if health.has_workers:
             return None
         return (
-            f"Jobs have queued for over {self._settings.runpod.no_worker_alarm:.0f} s and the "
-            "endpoint has no worker. Look at its maximum of workers on RunPod."
+            f"Jobs have been queued for over {self._settings.runpod.no_worker_alarm:.0f} s and the "
+            "endpoint has no worker. Check its maximum number of workers on RunPod."
         )
 
 
 async def _health(settings: RunPodOptions) -> tuple[EndpointHealth | None, str | None]:
-    """What RunPod says of the endpoint, or why it says nothing.
+    """Return the endpoint's health, or the reason why RunPod gave no answer.
 
-    A refusal is no silence: what matters of it, posts and polls find out.
+    A refused key is an answer; posts and polls record it.
     """
     try:
         async with open_client(settings) as client:
@@ -119,12 +119,12 @@ async def _health(settings: RunPodOptions) -> tuple[EndpointHealth | None, str |
     except PollFailed as error:
         return None, error.message
     except EndpointRefused as error:
-        log.info("The endpoint's health is not known: %s", error)
+        log.info("RunPod refuses to report the endpoint's health: %s", error)
         return None, None
 
 
-def _tell(before: Mapping[str, str], alarms: Mapping[str, str]) -> None:
+def _log_changes(before: Mapping[str, str], alarms: Mapping[str, str]) -> None:
     for name in alarms.keys() - before.keys():
         log.warning("%s: %s", name, alarms[name])
     for name in before.keys() - alarms.keys():
-        log.info("%s is over.", name)
+        log.info("%s: the alarm is over.", name)

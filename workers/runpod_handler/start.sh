@@ -1,13 +1,13 @@
 #!/bin/sh
-# The worker's first process: it becomes the handler, which starts SGLang and lives and dies with it.
+# The worker's first process. It becomes the handler, which starts SGLang and ends if SGLang ends.
 set -eu
 
-# Weights are loaded once for all cold starts where there is a volume.
+# With a network volume, the weights are downloaded once for all cold starts.
 if [ -d /runpod-volume ]; then
     export HF_HOME="${HF_HOME:-/runpod-volume/huggingface}"
 fi
 
-# SGLANG_EXTRA_ARGS is split into words on purpose.
+# SGLANG_EXTRA_ARGS is several arguments, so it must not be quoted.
 # shellcheck disable=SC2086
 exec /opt/handler-venv/bin/python -m workers.runpod_handler.handler \
     python3 -m sglang.launch_server \
