@@ -1,7 +1,4 @@
-"""An endpoint of the fake RunPod with real workers of our handler and a fake OCR server.
-
-Used by the handler's tests.
-"""
+"""An endpoint of the fake RunPod with real handler workers and a fake OCR server."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ from tests.fakes.scans import Mark, scan
 from tests.processes import Programs
 
 MIB = 1 << 20
-# The limits are small so that tests can reach them, the waits short.
+# Small limits, so that tests can reach them, and short waits.
 ENVIRONMENT = {
     "PATH": os.environ["PATH"],
     "RAG_SERVICE_RETRY_WAITS": "0.1,0.2",
     "RAG_SERVICE_RETRY_LATER_WAIT": "0.1",
-    # With the two that are drawn ahead, eight pages are at work.
+    # With the two that are rendered ahead, eight pages are in progress.
     "GLMOCR_PIPELINE_MAX_WORKERS": "6",
     "RAG_SERVICE_HANDLER_HEARTBEAT": "0.3",
     "RAG_SERVICE_HANDLER_STALE_AFTER": "3",
@@ -41,7 +38,7 @@ ENVIRONMENT = {
 
 @dataclass
 class Endpoint:
-    """An endpoint, its workers and the OCR server that they all use."""
+    """An endpoint, its workers and the OCR server of all of them."""
 
     service: RunPodService
     ocr: FakeOcrServer
@@ -82,7 +79,7 @@ class Endpoint:
 
 @contextmanager
 def open_endpoint(folder: Path, *, workers: int = 0) -> Iterator[Endpoint]:
-    """An endpoint whose first workers are ready."""
+    """Open an endpoint whose first workers are ready."""
     (folder / "volume").mkdir()
     with (
         RunPodService() as service,
@@ -98,7 +95,7 @@ def open_endpoint(folder: Path, *, workers: int = 0) -> Iterator[Endpoint]:
 
 
 def job_input(document: int, pages: list[int], **changes: Any) -> dict[str, Any]:
-    """A job for these pages of a scan; their marks are 1, 2, …"""
+    """Return a job for these pages of a scan; their marks are 1, 2, …"""
     return {
         "version": 1,
         "request_key": f"run-{document}:options:pages",

@@ -1,4 +1,4 @@
-"""Posts to RunPod as workers make and settle them, step by step. Used by integration tests."""
+"""Posts to RunPod, made and settled step by step as workers do it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE, ENDPOINT = "http://runpod/v2", "ep"
 
 
 def held_run(pages: int = 2) -> ClaimedRun:
-    """A run whose pages all wait for a post, as an ocr fork holds it."""
+    """A run held by an ocr fork, whose pages all wait for a post."""
     sim.ready_run(*[PageState.PENDING] * (pages - 1))
     return sim.claim(Stage.OCR)
 
@@ -46,12 +46,12 @@ def new_job(
 
 
 def open_job(run: ClaimedRun, *pages: int, max_live: int = 64, **more: Any) -> Any:
-    """The new post's id, or None at the limit."""
+    """Return the new post's id, or None at the limit."""
     return remote_posts.open_job(run, new_job(*pages, **more), max_live=max_live)
 
 
 def live_job(run: ClaimedRun, *pages: int, **more: Any) -> JobRow:
-    """A post that brought its id back; the row as pollers see it."""
+    """Return the row of a post that returned its id, as pollers get it."""
     job_id = open_job(run, *pages, **more)
     remote_posts.store_remote_id(job_id, f"remote-{job_id}")
     return job_row(run, job_id)
@@ -84,7 +84,7 @@ def settle(
 
 
 def claims(run: ClaimedRun) -> list[str | None]:
-    """Which post has each of the run's pages."""
+    """Return the job that claims each of the run's pages."""
     query = "SELECT remote_job_id FROM pages WHERE run_id = :id ORDER BY number"
     return [page.remote_job_id for page in sim.rows(query, id=run.id)]
 

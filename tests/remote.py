@@ -1,4 +1,4 @@
-"""A whole service whose pages travel by jobs to a fake RunPod. Used by the tests of that way."""
+"""A whole service that reads its pages with jobs on a fake RunPod."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes.scans import new_number, scan
 from tests.processes import PATIENCE, Program
 from tests.service import Service, open_service
 
-# What RunPod lets people wait for by the minute, here by the second or less.
+# Times that are minutes with the real RunPod, here a second or less.
 QUICK_JOBS = {
     "RAG_SERVICE_RUNPOD_POLL_MIN": "0.3",
     "RAG_SERVICE_RUNPOD_POLL_MAX": "0.6",
@@ -31,7 +31,7 @@ QUICK_JOBS = {
 
 @dataclass(frozen=True)
 class Post:
-    """One row of remote_jobs, as far as people would ask."""
+    """The columns of a row of remote_jobs that tests check."""
 
     reason: str
     outcome: str | None
@@ -45,14 +45,14 @@ class Post:
 
 
 class Remote:
-    """The service and its RunPod; documents are told apart by their run's id in request keys."""
+    """The service and its RunPod; a request key begins with the id of the document's run."""
 
     def __init__(self, service: Service, runpod: RunPodService) -> None:
         self.service, self.runpod = service, runpod
         self.programs = service.programs
 
     def start(self, *, prepare: int = 1, ocr: int = 3) -> Program:
-        """Workers and maintenance; the ocr worker."""
+        """Start workers and maintenance; return the ocr worker."""
         self.programs.start_maintenance()
         preparer = self.programs.start_worker("prepare", prepare)
         worker = self.programs.start_worker("ocr", ocr)
@@ -60,7 +60,7 @@ class Remote:
         return worker
 
     def add(self, pages: int = 1, **options: str) -> str:
-        """A new scan's document id."""
+        """Add a new scan; return its document id."""
         number = new_number()
         return self.service.add(scan(number, pages), f"scan-{number}.pdf", **options)
 
@@ -77,7 +77,7 @@ class Remote:
         return self.service.wait_for(document_id, seconds=seconds)
 
     def rows(self, document_id: str) -> list[Post]:
-        """The document's posts, oldest first."""
+        """Return the document's posts, oldest first."""
         query = (
             "SELECT remote_jobs.* FROM remote_jobs JOIN runs ON runs.id = run_id"
             " WHERE document_id = :id ORDER BY submitted_at"
@@ -94,7 +94,7 @@ class Remote:
         return self.programs.wait_until(condition, what, seconds)
 
     def live(self, document_id: str, number: int = 1) -> list[Post]:
-        """The document's posts once so many are live."""
+        """Wait until this number of the document's posts is live; return them."""
 
         def found() -> list[Post]:
             live = [post for post in self.rows(document_id) if post.state == "live"]
@@ -104,11 +104,11 @@ class Remote:
         return rows
 
     def posts(self, document_id: str) -> Counter[str]:
-        """Posts that came in at RunPod, by request key."""
+        """Count the posts that RunPod received, by request key."""
         return self._of(document_id, self.runpod.posts)
 
     def accepted(self, document_id: str) -> Counter[str]:
-        """Those that made a job."""
+        """Count the posts that made a job, by request key."""
         return self._of(document_id, self.runpod.accepted)
 
     def _of(self, document_id: str, counts: Counter[str]) -> Counter[str]:
@@ -116,7 +116,7 @@ class Remote:
         return Counter({key: n for key, n in counts.items() if key.startswith(start)})
 
     def require_reasons(self, document_id: str) -> None:
-        """No blind post: each has its row, and each beyond a page's first its cause."""
+        """Assert that each post has its row, and each after a page's first one a reason."""
         made = [post for post in self.rows(document_id) if post.outcome != "refused"]
         firsts = Counter(page for post in made if post.reason == "first" for page in post.pages)
         assert set(firsts.values()) == {1} or not made, made
@@ -127,9 +127,9 @@ class Remote:
             assert jobs <= sent[key], (key, jobs, self.rows(document_id))
 
     def require_one_handler(self, document_id: str) -> None:
-        """No page was ever in the hands of two handlers, by the service's own log.
+        """Assert that no two handlers ever worked on the same page, by RunPod's job table.
 
-        Two jobs of one key, after a lost answer, are one piece of work to handlers with a volume.
+        Handlers with a volume do the work of one key once, even for two jobs after a lost answer.
         """
         start = self.run_id(document_id) + ":"
         jobs = [job for job in self.runpod.jobs if job.key.startswith(start) and job.takes]
@@ -146,7 +146,7 @@ class Remote:
             assert self.runpod.table.most_alive[key] <= 1 + lost[key], key
 
     def pass_time(self, seconds: float, *, remote_id: str) -> None:
-        """Let a job be older, and nearer to its ttl, by so many seconds."""
+        """Make a job older, and nearer to its ttl, by these seconds."""
         self.service.rows(
             "UPDATE remote_jobs SET submitted_at = submitted_at - make_interval(secs => :s),"
             " expires_at = expires_at - make_interval(secs => :s)"
@@ -158,7 +158,7 @@ class Remote:
 
 @contextmanager
 def open_remote(stack: dict[str, str], folder: Path, **variables: str) -> Iterator[Remote]:
-    """A service over a fresh database, and a RunPod without workers. No program runs yet."""
+    """Open a service with an empty database and a RunPod without workers; start no program."""
     with RunPodService() as runpod:
         env = {
             "RAG_SERVICE_OCR_TRANSPORT": "runpod",

@@ -1,6 +1,6 @@
-"""RunPod's job table as its documents describe it: queue, workers, ttl, retention, endings.
+"""RunPod's job table as its documentation describes it: queue, workers, ttl, retention, endings.
 
-Held by the fake service; all methods may be called from any thread. Times are monotonic seconds.
+All methods may be called from any thread. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DEFAULT_EXECUTION = 600_000
 
 @dataclass
 class Job:
-    """One job; `takes` names every worker that it was handed to, in order."""
+    """One job; `takes` names every worker that received it, in order."""
 
     id: str
     input: dict[str, Any]
@@ -41,12 +41,12 @@ class Job:
 
     @property
     def worker(self) -> str | None:
-        """The worker that has it in hand."""
+        """The worker that works on it."""
         return self.takes[-1] if self.status == "IN_PROGRESS" and self.takes else None
 
     @property
     def key(self) -> str:
-        """Our own request key inside the input; empty where there is none."""
+        """The request key in the input; empty if there is none."""
         return str(self.input.get("request_key", ""))
 
     @property
@@ -84,7 +84,7 @@ class JobTable:
     def __init__(self, on_final: Callable[[Job], None]) -> None:
         self.retention = 1800.0
         self.cold_start = 0.0
-        # Seconds without any request of a worker until its job counts as lost.
+        # Seconds without a request from a worker until its job counts as lost.
         self.silent_after = 60.0
         # How often a job of a lost worker goes back to the queue before it is TIMED_OUT.
         self.requeues = 1
@@ -96,7 +96,7 @@ class JobTable:
         self._stops: dict[str, list[str]] = defaultdict(list)
         self._lock = threading.RLock()
 
-    # What the caller's side does.
+    # Calls of the API's clients.
 
     def add(self, body: dict[str, Any]) -> Job:
         with self._lock:
@@ -113,7 +113,7 @@ class JobTable:
             return job
 
     def get(self, job_id: str) -> Job | None:
-        """None for a job that is unknown, past its ttl, or final and past retention."""
+        """Return the job; None if it is unknown, past its ttl, or final and past retention."""
         with self._lock:
             self.tick()
             return self.jobs.get(job_id)
@@ -127,7 +127,7 @@ class JobTable:
             return job
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """The body of /health."""
+        """Return the body of /health."""
         with self._lock:
             self.tick()
             by_status = defaultdict(int)
@@ -135,10 +135,10 @@ class JobTable:
                 by_status[job.status] += 1
             return {"jobs": self._job_counts(by_status), "workers": self._worker_counts()}
 
-    # What workers do.
+    # Calls of workers.
 
     def take(self, worker_id: str) -> Job | None:
-        """The oldest queued job for this worker, if it is warm."""
+        """Give the oldest queued job to this worker if it is warm."""
         with self._lock:
             worker = self.seen(worker_id)
             self.tick()
@@ -151,9 +151,9 @@ class JobTable:
             return job
 
     def done(self, worker_id: str, job_id: str, body: dict[str, Any]) -> None:
-        """A result or progress from a worker; one that no longer has the job is not heard.
+        """Take a result or progress from a worker; ignore it if the worker no longer has the job.
 
-        Progress after the result overwrites the job, as runpod-python#250 tells.
+        Progress after the result overwrites the job, as reported in runpod-python#250.
         """
         with self._lock:
             self.seen(worker_id)
@@ -169,11 +169,11 @@ class JobTable:
                 self._end(job, "FAILED" if job.error is not None else "COMPLETED")
 
     def result_refused(self, worker_id: str, job_id: str) -> None:
-        """A result too large to be taken: COMPLETED without output, as runpod-python#309 tells."""
+        """Refuse a result that is too large: COMPLETED without output (runpod-python#309)."""
         self.done(worker_id, job_id, {})
 
     def stops(self, worker_id: str) -> list[str]:
-        """The jobs that this worker must stop; each is told once."""
+        """Return the jobs that this worker must stop, each once."""
         with self._lock:
             self.seen(worker_id)
             return self._stops.pop(worker_id, [])
@@ -185,20 +185,20 @@ class JobTable:
             worker.last_seen = now
             return worker
 
-    # What happens to jobs from outside.
+    # Events outside the API.
 
     def gone(self, worker_id: str) -> None:
-        """The worker's container has ended: its job is queued again or given up."""
+        """End the worker's container: its job is queued again or ends as TIMED_OUT."""
         with self._lock:
             self.workers.pop(worker_id, None)
-            for job in self._in_hand_of(worker_id):
+            for job in self._running_on(worker_id):
                 if len(job.takes) <= self.requeues:
                     job.status = "IN_QUEUE"
                 else:
                     self._end(job, "TIMED_OUT")
 
     def finish(self, job_id: str, status: str, *, output: Any = None, error: Any = None) -> None:
-        """End a job as if RunPod or somebody else had; its worker is told to stop."""
+        """End a job as RunPod or another client would; its worker gets a stop."""
         with self._lock:
             job = self.jobs[job_id]
             self._stop(job)
@@ -206,13 +206,13 @@ class JobTable:
             self._end(job, status)
 
     def lose(self, job_id: str) -> None:
-        """Forget a job, as at the end of its ttl: /status knows it no longer."""
+        """Forget a job, as at the end of its ttl: /status then answers 404."""
         with self._lock:
             job = self.jobs.pop(job_id)
             self._stop(job)
 
     def tick(self) -> None:
-        """Carry out what time has brought: ttl, retention, execution time-outs, lost workers."""
+        """Apply the time limits: ttl, retention, execution time-outs, lost workers."""
         with self._lock:
             now = time.monotonic()
             for worker in list(self.workers.values()):
@@ -234,7 +234,7 @@ class JobTable:
                 self._stop(job)
                 self._end(job, "TIMED_OUT")
 
-    def _in_hand_of(self, worker_id: str) -> Iterator[Job]:
+    def _running_on(self, worker_id: str) -> Iterator[Job]:
         for job in list(self.jobs.values()):
             if job.worker == worker_id and job.ended is None:
                 yield job

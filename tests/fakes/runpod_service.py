@@ -1,7 +1,7 @@
-"""A fake RunPod: the public API of one endpoint and, for real worker loops, the one they poll.
+"""A fake RunPod: the public API of one endpoint and the API that real worker loops poll.
 
-It keeps RunPod's semantics (tests.fakes.runpod_jobs) and misbehaves as told (runpod_twists).
-Every call is recorded. All methods may be called from any thread.
+It has RunPod's semantics (tests.fakes.runpod_jobs) and the faults that a test asks for
+(runpod_twists). Every call is recorded. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Player = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass
 class Call:
-    """One call as it came in; `status` is the HTTP status that went out, None for none."""
+    """One call; `status` is the HTTP status of its answer, None if there was none."""
 
     name: str
     at: float
@@ -44,7 +44,7 @@ class Call:
 
 
 class RunPodService:
-    """Use as a context manager; `base_url` and `endpoint` are what a client is given."""
+    """Use as a context manager; clients get `base_url` and `endpoint`."""
 
     def __init__(self, *, endpoint: str = ENDPOINT, key: str = KEY) -> None:
         self.endpoint, self.key = endpoint, key
@@ -54,8 +54,8 @@ class RunPodService:
         self.webhook_wait = 10.0
         # Seconds that a worker's poll is held open.
         self.hold = 2.0
-        # Called in the server's thread with each call before anything else; a twist it returns
-        # goes before all others.
+        # Called first for each call, in the server's thread; a twist that it returns has
+        # precedence over all others.
         self.on_call: Callable[[Call], Twist | None] = lambda _: None
         self.calls: list[Call] = []
         self.webhooks: list[tuple[str, int | None]] = []
@@ -79,7 +79,7 @@ class RunPodService:
 
     @property
     def worker_variables(self) -> dict[str, str]:
-        """What RunPod sets in a worker's environment, but for the worker's own id."""
+        """The variables that RunPod sets for a worker, without the worker's own id."""
         api = f"{self.base_url}/{self.endpoint}"
         return {
             "RUNPOD_WEBHOOK_GET_JOB": f"{api}/job-take/$ID?gpu=test",
@@ -90,15 +90,15 @@ class RunPodService:
             "RUNPOD_ENDPOINT_ID": self.endpoint,
         }
 
-    # What it does.
+    # Behaviour.
 
     def next(self, call: str, *twists: Twist) -> None:
-        """The next calls of this name (run, status, cancel, health, job-done, …), in order."""
+        """Set twists for the next calls of this name (run, status, cancel, health, job-done, …)."""
         with self._lock:
             self._next.setdefault(call, deque()).extend(twists)
 
     def always(self, call: str, twist: Twist) -> None:
-        """Every call of this name once those of next() are used up; HONEST ends it."""
+        """Set the twist of every call of this name after those of next(); HONEST removes it."""
         with self._lock:
             self._always[call] = twist
 
@@ -110,18 +110,18 @@ class RunPodService:
         self._server.listen()
 
     def play(self, player: Player, *, workers: int = 1, seconds: float = 0.0) -> None:
-        """Workers without processes: each answers a job with what `player` makes of its input.
+        """Start workers without processes: each answers a job with `player` of its input.
 
-        What the player raises fails the job as the worker loop does.
+        An exception of the player fails the job, as in the real worker loop.
         """
         for number in range(workers):
             self._server.start(self._play(f"player-{number}", player, seconds))
 
-    # What it saw.
+    # Records.
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs that it still knows, oldest first."""
+        """The jobs that are not forgotten, oldest first."""
         return list(self.table.jobs.values())
 
     def job(self, remote_id: str) -> Job:
@@ -133,18 +133,18 @@ class RunPodService:
 
     @property
     def accepted(self) -> Counter[str]:
-        """Jobs made by posts, by request key."""
+        """The number of jobs made by posts, by request key."""
         with self._lock:
             made = [one for one in self.calls if one.name == "run" and one.job_id]
             return Counter(one.key for one in made)
 
     @property
     def posts(self) -> Counter[str]:
-        """Posts that came in, accepted or not, by request key."""
+        """The number of posts received, accepted or not, by request key."""
         with self._lock:
             return Counter(one.key for one in self.calls if one.name == "run")
 
-    # How it works.
+    # Implementation.
 
     async def _answer(self, request: Request) -> Answer:
         name, rest = self._split(request.path)
@@ -162,7 +162,7 @@ class RunPodService:
         return answer
 
     def _split(self, path: str) -> tuple[str, list[str]]:
-        """The call's name and what follows it; "" where the endpoint is another."""
+        """Return the call's name and the rest of its path; "" for another endpoint."""
         start = f"/v2/{self.endpoint}/"
         if not path.startswith(start):
             return "", []
@@ -170,16 +170,16 @@ class RunPodService:
         return name, rest
 
     def _twist(self, call: Call) -> Twist:
-        told = self.on_call(call)
-        if told is not None:
-            return told
+        chosen = self.on_call(call)
+        if chosen is not None:
+            return chosen
         with self._lock:
             waiting = self._next.get(call.name)
             return waiting.popleft() if waiting else self._always.get(call.name, HONEST)
 
     async def _honest(self, call: Call, rest: list[str], request: Request) -> Answer:
-        carried = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if carried != self.key:
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if key != self.key:
             return Answer.json({"error": "unauthorized"}, 401)
         if call.name == "run" and request.method == "POST":
             return self._run(call, request)
@@ -262,7 +262,7 @@ class RunPodService:
             self._server.start(self._call_webhook(job.webhook, job.view()))
 
     async def _call_webhook(self, url: str, body: Mapping[str, Any]) -> None:
-        """Once and, where no 200 comes back, twice more."""
+        """Call once and, without a 200, twice more."""
         async with httpx.AsyncClient(timeout=10) as client:
             for attempt in range(3):
                 if attempt:
@@ -276,7 +276,7 @@ class RunPodService:
 
 
 def read_all(job_input: dict[str, Any]) -> dict[str, Any]:
-    """A player's honest output: every page read, as `Page 3.`"""
+    """Return a correct output: every page read, with the text `Page 3.`"""
     pages = [
         {
             "page": page, "markdown": f"Page {page}.", "regions": [], "finish_reason": "stop",

@@ -1,4 +1,4 @@
-"""How a call to the fake RunPod service can go wrong, each by a name."""
+"""Named faults of calls to the fake RunPod service."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Twist:
-    """One call's fate. `accepted`: whether it takes effect; the rest changes its answer.
+    """The fault of one call. `accepted`: whether it takes effect; the rest changes its answer.
 
-    `before` holds the call back until it takes effect, `after` its answer from then on.
+    `before` delays the call's effect until the gate opens, `after` delays its answer.
     """
 
     accepted: bool = True
@@ -31,7 +31,7 @@ class Twist:
     cut: str | None = None
 
     def applied(self, honest: Answer) -> Answer:
-        """The answer that goes out in place of the honest one."""
+        """Return the changed answer."""
         body = honest.body if self.body is None else self.body
         if self.change is not None and honest.status == 200:
             body = json.dumps(self.change(json.loads(honest.body))).encode()
@@ -40,7 +40,7 @@ class Twist:
 
 
 HONEST = Twist()
-# The call never reaches the service, or its answer never the caller.
+# The call does not reach the service, or its answer does not reach the caller.
 CUT_BEFORE = Twist(accepted=False, cut="whole")
 CUT_AFTER = Twist(cut="whole")
 HALF_AN_ANSWER = Twist(cut="half")
@@ -54,23 +54,23 @@ NO_ID = Twist(change=lambda body: {"status": body["status"]})
 
 
 def refused(status: int, message: str = "no", retry_after: str | None = None) -> Twist:
-    """An error instead of doing it: 401, 404, 429 with Retry-After, 500, 502, 503, …"""
+    """An error without any effect: 401, 404, 429 with Retry-After, 500, 502, 503, …"""
     headers = {} if retry_after is None else {"Retry-After": retry_after}
     return Twist(False, status, json.dumps({"error": message}).encode(), headers)
 
 
 def failed_after(status: int) -> Twist:
-    """It is done, and the answer is an error all the same."""
+    """The call takes effect, but its answer is an error."""
     return Twist(True, status, b"<html><body>upstream error</body></html>")
 
 
 def says(status: str, **more: Any) -> Twist:
-    """/status names this status, whatever is true: backwards, for ever, too early, unknown."""
+    """/status reports this status instead of the true one: earlier, later or unknown."""
     return Twist(change=lambda body: {"id": body["id"], "status": status, **more})
 
 
 def says_failed(message: str, kind: str = "<class 'RuntimeError'>") -> Twist:
-    """FAILED with the JSON string that the worker loop makes of an exception."""
+    """FAILED with the JSON string to which the worker loop converts an exception."""
     error = {"error_type": kind, "error_message": message, "error_traceback": "Traceback …"}
     return says("FAILED", error=json.dumps(error))
 
@@ -79,7 +79,7 @@ NO_OUTPUT = says("COMPLETED", executionTime=1000, delayTime=10)
 
 
 def without_pages(*pages: int) -> Twist:
-    """A result in which these pages are simply missing."""
+    """A result without these pages."""
 
     def change(body: Body) -> Body:
         output = body.get("output")
@@ -97,7 +97,7 @@ def with_output(output: Any) -> Twist:
 
 
 def held(before: Gate | None = None, after: Gate | None = None) -> Twist:
-    """Held back until the gate opens, before it takes effect or after."""
+    """Delayed until a gate opens, before the effect or after it."""
     return Twist(before=before, after=after)
 
 

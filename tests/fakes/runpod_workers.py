@@ -1,4 +1,4 @@
-"""Real worker processes of the fake RunPod endpoint: runpod's own loop around our handler."""
+"""Real worker processes of the fake RunPod endpoint: runpod's own loop around the handler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fakes.runpod_service import RunPodService
 from tests.processes import Program, Programs
 
 HANDLER = [sys.executable, "-m", "workers.runpod_handler.handler"]
-# Only these lines of a worker's environment are RunPod's own switches for machines without a GPU.
+# The switches of RunPod and of the handler for machines without a GPU.
 _NO_GPU = {
     "RUNPOD_SKIP_AUTO_SYSTEM_CHECKS": "true",
     "RUNPOD_SKIP_GPU_CHECK": "true",
@@ -21,19 +21,19 @@ _NO_GPU = {
 
 @dataclass(frozen=True)
 class RunPodWorker:
-    """A worker process and the id that the service knows it by."""
+    """A worker process and its id in the service."""
 
     id: str
     program: Program
 
 
 class RunPodWorkers:
-    """Starts workers against a service; the Programs context ends what still runs."""
+    """Starts workers for a service; the Programs context stops them."""
 
     def __init__(
         self, service: RunPodService, programs: Programs, *, ocr_url: str, volume: Path | None
     ) -> None:
-        """`volume`: the folder that all workers share; None: they have none."""
+        """`volume`: the folder that all workers share, or None."""
         self._service = service
         self._programs = programs
         self._env = {
@@ -47,7 +47,7 @@ class RunPodWorkers:
         self.all: list[RunPodWorker] = []
 
     def start(self, number: int = 1, *, command: list[str] | None = None, **env: str) -> None:
-        """Start that many workers; jobs that are posted meanwhile wait for them."""
+        """Start this number of workers; jobs posted meanwhile wait for them."""
         for _ in range(number):
             worker_id = f"worker-{uuid.uuid4().hex[:8]}"
             variables = {**self._env, "RUNPOD_POD_ID": worker_id, **env}
@@ -58,12 +58,12 @@ class RunPodWorkers:
         return next(worker for worker in self.all if worker.id == worker_id)
 
     def kill(self, worker_id: str) -> None:
-        """SIGKILL a worker and all it started, as a container that vanishes; RunPod notices."""
+        """SIGKILL a worker and its children, as if its container ended; RunPod notices it."""
         self.by_id(worker_id).program.kill()
         self._service.table.gone(worker_id)
 
     def wait_ready(self) -> None:
-        """Return when every worker has asked for a job."""
+        """Wait until every worker has asked for a job."""
         wanted = {worker.id for worker in self.all}
         self._programs.wait_until(
             lambda: wanted <= set(self._service.table.workers), "the RunPod workers ask for jobs"

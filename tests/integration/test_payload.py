@@ -1,4 +1,4 @@
-"""Documents of any size as jobs that RunPod takes: seen as the handler and the poster see them."""
+"""Documents of any size as jobs that RunPod accepts, checked as the handler receives them."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def made(
 
 @dataclass(frozen=True)
 class Received:
-    """A job as the handler reads it."""
+    """A job as the handler receives it."""
 
     pages: list[int]
     encoding: str
     sizes: list[tuple[int, int]]
-    sheets: int
+    page_count: int
 
 
 def received(payload: Payload, folder: Path) -> Received:
@@ -82,8 +82,8 @@ def received(payload: Payload, folder: Path) -> Received:
     file = folder / "received.pdf"
     file.write_bytes(data)
     with pymupdf.open(file) as document:
-        sheets = document.page_count
-    return Received(job.pages, job.document.encoding, heavy_scans.picture_sizes(file), sheets)
+        page_count = document.page_count
+    return Received(job.pages, job.document.encoding, heavy_scans.picture_sizes(file), page_count)
 
 
 def codes(payload: Payload | PageRefused) -> list[str]:
@@ -100,7 +100,7 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("with_ghostscript", [True, False])
-def test_a_heavy_scan_goes_through(
+def test_a_heavy_scan_is_shrunk_and_split(
     heavy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_ghostscript: bool
 ) -> None:
     if with_ghostscript:
@@ -120,17 +120,17 @@ def test_a_heavy_scan_goes_through(
     assert hashlib.sha256(heavy.read_bytes()).digest() == before
 
 
-def test_what_fits_goes_as_it_is_and_only_the_pages_asked_for(tmp_path: Path) -> None:
+def test_pages_that_fit_are_sent_unchanged_and_no_others(tmp_path: Path) -> None:
     source = heavy_scans.scan(tmp_path / "light.pdf", 9, dpi=200, quality=50)
     payloads = made(source, [2, 3, 5, 8, 9], workers=1)
     [payload] = payloads
     job = received(payload, tmp_path)
-    assert (job.pages, job.encoding, job.sheets) == ([2, 3, 5, 8, 9], "base64", 5)
+    assert (job.pages, job.encoding, job.page_count) == ([2, 3, 5, 8, 9], "base64", 5)
     assert job.sizes == [(1700, 2200)] * 5
     assert codes(payload) == []
 
 
-def test_text_comes_from_the_original_whatever_is_sent(tmp_path: Path) -> None:
+def test_text_comes_from_the_original_even_if_pages_are_shrunk(tmp_path: Path) -> None:
     source = pdf_samples.text_document(tmp_path / "text.pdf", 3)
     with pymupdf.open(source) as document:
         for page in document:
@@ -151,7 +151,7 @@ def test_text_comes_from_the_original_whatever_is_sent(tmp_path: Path) -> None:
         assert pdf_samples.PROSE.split(",")[0] in " ".join(text.split())
 
 
-def test_with_shrinking_off_pages_stay_as_they_are(heavy: Path, tmp_path: Path) -> None:
+def test_with_shrinking_off_pages_are_sent_unchanged(heavy: Path, tmp_path: Path) -> None:
     payloads = made(heavy, range(1, 9), shrink=False)
     assert [page for each in payloads for page in each.pages] == list(range(1, 9))
     for payload in payloads:
@@ -161,7 +161,7 @@ def test_with_shrinking_off_pages_stay_as_they_are(heavy: Path, tmp_path: Path) 
         assert codes(payload) == []
 
 
-def test_what_packs_well_is_zipped_before_it_is_split(tmp_path: Path) -> None:
+def test_a_compressible_document_is_zipped_before_it_is_split(tmp_path: Path) -> None:
     source = tmp_path / "raw.pdf"
     flat = pdf_samples.stream(
         b"/Type/XObject/Subtype/Image/Width 2000/Height 1000/ColorSpace/DeviceGray"
@@ -183,7 +183,7 @@ def test_a_single_page_is_made_coarser_step_by_step_and_never_below_100_dpi(
     heavy_scans.need_ghostscript()
     wanted = [
         (1_500_000, "shrunk_150", 1275, "150 DPI"),
-        (130_000, "shrunk_100", 850, "Pictures were brought to 100 DPI"),
+        (130_000, "shrunk_100", 850, "Pictures were shrunk to 100 DPI"),
         (70_000, "shrunk_100", 850, "as a JPEG of quality"),
     ]
     for limit, code, width, message in wanted:
@@ -199,14 +199,14 @@ def test_a_single_page_is_made_coarser_step_by_step_and_never_below_100_dpi(
     assert "runpod.max_body_bytes is 10000" in refused.error.message
 
 
-def test_a_page_that_no_job_can_hold_costs_itself_only(tmp_path: Path) -> None:
+def test_a_page_too_large_for_any_job_fails_alone(tmp_path: Path) -> None:
     source = tmp_path / "mixed.pdf"
     with pymupdf.open() as document:
         for number in range(1, 8):
             page = document.new_page(width=612, height=792)
             quality = 97 if number == 4 else 20
-            sheet = heavy_scans.picture(f"Sheet {number}", 100, quality, noise=number // 4 * 40)
-            page.insert_image(page.rect, stream=sheet)
+            picture = heavy_scans.picture(f"Page {number}", 100, quality, noise=number // 4 * 40)
+            page.insert_image(page.rect, stream=picture)
         document.save(source)
     outcomes = made(source, range(1, 8), shrink=False, workers=1, max_body_bytes=400_000)
     [refused] = [each for each in outcomes if isinstance(each, PageRefused)]
@@ -216,7 +216,7 @@ def test_a_page_that_no_job_can_hold_costs_itself_only(tmp_path: Path) -> None:
     assert order == list(range(1, 8))
 
 
-def test_a_picture_document_travels_as_pages(tmp_path: Path) -> None:
+def test_a_picture_is_sent_as_a_pdf_page(tmp_path: Path) -> None:
     source = tmp_path / "photo.jpg"
     source.write_bytes(heavy_scans.picture("Photo", 300))
     with Image.open(source) as image:
@@ -226,7 +226,7 @@ def test_a_picture_document_travels_as_pages(tmp_path: Path) -> None:
     assert codes(payload) == []
 
 
-def test_a_damaged_picture_among_good_ones_costs_itself_only(tmp_path: Path) -> None:
+def test_a_damaged_frame_among_good_ones_fails_alone(tmp_path: Path) -> None:
     source = tmp_path / "fax.tif"
     frames = [Image.effect_noise((400, 300), 60) for _ in range(5)]
     frames[0].save(source, save_all=True, append_images=frames[1:], compression="tiff_lzw")
@@ -240,10 +240,10 @@ def test_a_damaged_picture_among_good_ones_costs_itself_only(tmp_path: Path) -> 
     [refused] = [each for each in outcomes if isinstance(each, PageRefused)]
     assert (refused.page, refused.error.code) == (3, "page_unrenderable")
     good = [received(each, tmp_path) for each in outcomes if isinstance(each, Payload)]
-    assert [(job.pages, job.sheets) for job in good] == [([1, 2], 2), ([4, 5], 2)]
+    assert [(job.pages, job.page_count) for job in good] == [([1, 2], 2), ([4, 5], 2)]
 
 
-def test_nothing_stays_on_the_disk(
+def test_no_temporary_file_remains(
     heavy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "temporary"

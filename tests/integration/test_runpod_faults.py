@@ -1,6 +1,6 @@
-"""All that can go wrong between us and RunPod, each with the record that it ends in.
+"""Every fault between the service and RunPod, with the record in which it must end.
 
-One service works on all documents at once; each fault is bound to its own document.
+One service works on all documents at the same time; each fault belongs to one document.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JobInput = dict[str, Any]
 
 @dataclass
 class Asked:
-    """A call of status or cancel: which of the document's jobs it names, how often so far."""
+    """A call of status or cancel: the number of the document's job and of the call."""
 
     remote: Remote
     remote_id: str
@@ -45,18 +45,18 @@ class Asked:
     times: int
 
     def pass_time(self, seconds: float) -> None:
-        """At the first call only."""
+        """Make the job older, at the first call only."""
         if self.times == 1:
             self.remote.pass_time(seconds, remote_id=self.remote_id)
 
     def keep_at_work(self) -> None:
-        """The job has not ended, whatever the handler has done."""
+        """Report the job as running, whatever the handler has done."""
         job = self.remote.runpod.job(self.remote_id)
         if job.status == "COMPLETED":
             job.status, job.output, job.ended = "IN_PROGRESS", None, None
 
     def lose(self) -> None:
-        """RunPod knows the job no more."""
+        """Make RunPod forget the job."""
         if self.remote_id in self.remote.runpod.table.jobs:
             self.remote.runpod.table.lose(self.remote_id)
 
@@ -64,7 +64,7 @@ class Asked:
 Answer = Callable[[Asked], Twist]
 
 
-def the_truth(_: Asked) -> Twist:
+def honest(_: Asked) -> Twist:
     return HONEST
 
 
@@ -73,7 +73,7 @@ def always(twist: Twist) -> Answer:
 
 
 def first(*several: Twist) -> Answer:
-    """These for the first calls of the first job, the truth from then on."""
+    """Return these for the first calls of the first job, and honest answers after them."""
     return lambda asked: (
         several[asked.times - 1] if asked.job == 1 and asked.times <= len(several) else HONEST
     )
@@ -85,12 +85,12 @@ def first_job(twist: Twist) -> Answer:
 
 @dataclass
 class Case:
-    """A fault, and the record that it must end in. `answer` is RunPod's worker: (post, input)."""
+    """A fault and the record in which it must end. `answer` is RunPod's worker: (post, input)."""
 
     name: str
     posts: tuple[Twist, ...] = ()
-    status: Answer = the_truth
-    cancel: Answer = the_truth
+    status: Answer = honest
+    cancel: Answer = honest
     answer: Callable[[int, JobInput], dict[str, Any]] = lambda _, given: read_all(given)
     pages: int = 1
     # Expected.
@@ -99,7 +99,7 @@ class Case:
     accepted: int = 1
     says: str = ""
     cancelled: bool = False
-    # The handler does not end by itself.
+    # The handler does not end its job.
     stuck: bool = False
     # Found while it runs.
     document_id: str = ""
@@ -110,7 +110,7 @@ class Case:
 
 
 def lost_post(name: str, twist: Twist, accepted: int) -> Case:
-    """An answer to a post that is lost: posted once more after a while, under the same key."""
+    """A lost answer to a post: the pages are posted again later, with the same key."""
     rows = (("first", "repeated"), (LOST, "completed"))
     return Case(f"run: {name}", (twist,), rows=rows, accepted=accepted)
 
@@ -124,7 +124,7 @@ def refused_post(status: int) -> Case:
 
 
 def passing(name: str, *several: Twist) -> Case:
-    """A poll that brings nothing, and the job is as well as ever."""
+    """A poll without a usable answer, while the job goes on."""
     return Case(f"status: {name}", status=first(*several))
 
 
@@ -139,13 +139,13 @@ def given_up(name: str, outcome: str, reason: str, error: str, **more: Any) -> C
 
 
 def timed_out(name: str, **more: Any) -> Case:
-    """Our own deadline: cancelled, confirmed, not posted again."""
+    """The deadline: the job is cancelled, that is confirmed, and nothing is posted again."""
     rows = (("first", "timed_out"),)
     return Case(name, rows=rows, error="remote_job_timed_out", cancelled=True, stuck=True, **more)
 
 
 def aged(seconds: float, then: Twist = HONEST, *, lost: bool = False) -> Answer:
-    """The first job is suddenly so much older and, where `lost`, unknown."""
+    """Make the first job older by these seconds and, if `lost`, unknown to RunPod."""
 
     def answer(asked: Asked) -> Twist:
         if asked.job > 1:
@@ -168,19 +168,19 @@ def all_lost(seconds: float) -> Answer:
 
 
 def for_ever(word: str, **more: Any) -> Answer:
-    """The status never changes, and then the deadline is near."""
+    """The status never changes until the deadline is near."""
 
     def answer(asked: Asked) -> Twist:
         asked.pass_time(NEAR_ITS_TTL)
         sent = [call for call in asked.remote.runpod.calls if call.name == "cancel"]
-        ours = [call for call in sent if call.job_id == asked.remote_id and call.status == 200]
-        return HONEST if ours else says(word, **more)
+        accepted = [call for call in sent if call.job_id == asked.remote_id and call.status == 200]
+        return HONEST if accepted else says(word, **more)
 
     return answer
 
 
 def never_ends(asked: Asked) -> Twist:
-    """Not even the cancel changes it."""
+    """Not even the cancel changes the status."""
     asked.pass_time(NEAR_ITS_TTL)
     return says("IN_PROGRESS", executionTime=1000)
 
@@ -220,7 +220,7 @@ def nothing_but_remains(_: int, given: JobInput) -> dict[str, Any]:
     return {**read_all(given), "pages": [], "remaining_pages": given["pages"]}
 
 
-def somebody_elses_pages(_: int, given: JobInput) -> dict[str, Any]:
+def pages_of_another_job(_: int, given: JobInput) -> dict[str, Any]:
     strange = [{"page": 99, "markdown": "Strange."}]
     return {**read_all(given), "pages": strange, "remaining_pages": given["pages"]}
 
@@ -240,7 +240,7 @@ def page_error(code: str, *, once: bool = False) -> Callable[[int, JobInput], di
 
 
 def failing_and_lost(asked: Asked) -> Twist:
-    """By turns FAILED and unknown: each is a reason of its own, and each counts once."""
+    """FAILED, then unknown, then FAILED: two different reasons, each with one repost."""
     if asked.job % 2:
         return twists.says_failed("CUDA out of memory")
     asked.pass_time(OLD)
@@ -253,7 +253,7 @@ def fails_after_the_cancel(asked: Asked) -> Twist:
     return twists.says_failed("cancelled") if cancelled else says("IN_PROGRESS")
 
 
-def cancelled_by_somebody(asked: Asked) -> Twist:
+def cancelled_on_runpod(asked: Asked) -> Twist:
     asked.remote.runpod.table.cancel(asked.remote_id)
     return HONEST
 
@@ -323,7 +323,7 @@ CASES = [
     given_up("no page fits the answer", "completed", SECOND, "remote_result_missing",
              answer=nothing_but_remains),
     given_up("another's pages, all ours remain", "completed", SECOND, "remote_result_missing",
-             answer=somebody_elses_pages),
+             answer=pages_of_another_job),
     posted_again("FAILED", "failed", SECOND, answer=fails_once),
     given_up("FAILED twice", "failed", SECOND, "remote_job_failed",
              answer=fails("CUDA out of memory"), says="CUDA out of memory"),
@@ -333,7 +333,7 @@ CASES = [
     Case("FAILED and unknown by turns", status=failing_and_lost, accepted=3,
          error="remote_job_failed",
          rows=(("first", "failed"), (SECOND, "missing"), (EXPIRED, "failed"))),
-    Case("CANCELLED by somebody", status=cancelled_by_somebody, error="remote_job_cancelled",
+    Case("CANCELLED by somebody", status=cancelled_on_runpod, error="remote_job_cancelled",
          stuck=True, rows=(("first", "cancelled"),)),
     posted_again("TIMED_OUT", "timed_out", SECOND, status=first_job(says("TIMED_OUT"))),
     given_up("TIMED_OUT twice", "timed_out", SECOND, "remote_job_timed_out",
@@ -353,7 +353,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 class Director:
-    """Gives each call the fate that its document's case names."""
+    """Gives each call the answer that its document's case requires."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
@@ -365,7 +365,7 @@ class Director:
         self._cases[self._remote.run_id(case.document_id)] = case
 
     def direct(self, call: Call) -> Twist | None:
-        """In the server's thread."""
+        """Called in the server's thread."""
         if call.name == "run":
             case = self._of(call.key)
             case.posted += 1
@@ -397,8 +397,8 @@ class Director:
 
 @pytest.fixture(scope="module")
 def remote(stack: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
-    """All cases at work in one service."""
-    # With two workers half of a long document is long enough to be shared out once more.
+    """One service that works on all cases."""
+    # With two workers, half of a long document would be long enough to be split again.
     env = {"RAG_SERVICE_RUNPOD_WORKERS": "2"}
     with open_remote(stack, tmp_path_factory.mktemp("faults"), **env) as remote:
         director = Director(remote)
@@ -437,7 +437,7 @@ def test_a_lost_answer_is_repeated_under_the_same_key(remote: Remote) -> None:
 
 
 def test_the_table_of_faults_is_kept(remote: Remote) -> None:
-    """It holds no times, so it changes only when what happens does."""
+    """Write the table. It contains no times, so it changes only with the behaviour."""
     lines = [_line(remote, case) for case in CASES]
     table = Table(title=f"{len(lines)} faults of RunPod")
     for column in lines[0]:

@@ -1,6 +1,6 @@
-"""How the RunPod handler starts and ends with its servers, or says why it does not.
+"""Start and end of the RunPod handler with its servers, and the errors that stop a start.
 
-The server that it starts and watches itself is the real CPU server.
+The OCR server that it starts and watches is the real CPU server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fresh(tmp_path: Path) -> Iterator[Endpoint]:
         ({"GLMOCR_BASE_URL": ""}, "GLMOCR_BASE_URL is not set: the image sets it"),
     ],
 )
-def test_what_is_not_there_at_the_start_ends_the_worker(
+def test_a_failed_start_check_ends_the_worker(
     fresh: Endpoint, variables: dict[str, str], sentence: str
 ) -> None:
     fresh.ocr.refuse()
@@ -48,17 +48,17 @@ def test_what_is_not_there_at_the_start_ends_the_worker(
 
 
 @pytest.mark.parametrize("variables", [{}, {"GLMOCR_ENGINE": "none"}, {"OCR_MAX_TOKENS": "many"}])
-def test_by_hand_it_says_where_it_runs_whatever_else_is_wrong(
+def test_outside_runpod_the_handler_names_the_reason_and_exits(
     tmp_path: Path, variables: dict[str, str]
 ) -> None:
     with Programs(ENVIRONMENT | variables, tmp_path) as programs:
         program = programs.start("by-hand", HANDLER)
         assert program.wait() == 2
         (line,) = program.text.splitlines()
-    assert "runs inside a RunPod serverless worker" in line
+    assert "runs in a RunPod serverless worker only" in line
 
 
-def test_a_server_of_another_model_ends_the_worker_long_before_its_time(fresh: Endpoint) -> None:
+def test_a_server_with_another_model_ends_the_worker_before_the_time_limit(fresh: Endpoint) -> None:
     fresh.workers.start(GLMOCR_MODEL="another", RAG_SERVICE_HANDLER_START_TIMEOUT="86400")
     (worker,) = fresh.workers.all
     assert worker.program.wait() == 1
@@ -66,28 +66,26 @@ def test_a_server_of_another_model_ends_the_worker_long_before_its_time(fresh: E
 
 
 @pytest.mark.parametrize("status", [401, 404, 503])
-def test_a_server_that_is_still_loading_is_waited_for_and_said_so(
-    fresh: Endpoint, status: int
-) -> None:
+def test_the_wait_for_a_loading_server_is_logged(fresh: Endpoint, status: int) -> None:
     fresh.ocr.models_status = status
     fresh.workers.start()
     (worker,) = fresh.workers.all
     waits = lambda: "Waiting for the OCR server: " in worker.program.text  # noqa: E731
-    fresh.programs.wait_until(waits, "it says what it waits for")
+    fresh.programs.wait_until(waits, "the reason is logged")
     assert f"HTTP {status}" in worker.program.text
     fresh.ocr.models_status = 200
     fresh.workers.wait_ready()
 
 
-def test_a_server_that_dies_at_the_start_ends_the_worker(fresh: Endpoint) -> None:
+def test_a_server_that_ends_at_the_start_ends_the_worker(fresh: Endpoint) -> None:
     fresh.ocr.refuse()
     fresh.workers.start(command=[*HANDLER, "sh", "-c", "echo no such model; exit 7"])
     (worker,) = fresh.workers.all
     assert worker.program.wait() == 1
-    assert "ended with exit code 7; it last said: no such model" in worker.program.text
+    assert "ended with exit code 7; last output: no such model" in worker.program.text
 
 
-def test_a_server_killed_in_mid_life_fails_the_job_and_ends_the_worker(fresh: Endpoint) -> None:
+def test_a_killed_server_fails_the_job_and_ends_the_worker(fresh: Endpoint) -> None:
     port = free_port()
     server = [sys.executable, "-m", "rag_service.cli.main", "cpu-ocr-server"]
     fresh.workers.start(

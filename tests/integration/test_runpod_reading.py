@@ -1,4 +1,4 @@
-"""The document of a job: pages asked for by the numbers they have in the whole document."""
+"""Pages of a job's document, by their numbers in the whole document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.runpod_handler.page_reading import JobPages
 WHOLE = (0, 0, 1000, 1000)
 
 
-def test_pages_answer_by_their_original_numbers(tmp_path: Path) -> None:
+def test_pages_have_their_original_numbers(tmp_path: Path) -> None:
     path = samples.joined(tmp_path / "some.pdf", samples.prose_page(), samples.prose_page("x"))
 
     async def work(worker: PdfSession) -> None:
@@ -27,19 +27,19 @@ def test_pages_answer_by_their_original_numbers(tmp_path: Path) -> None:
     on(path, work)
 
 
-def test_errors_speak_of_the_original_page(tmp_path: Path) -> None:
+def test_errors_name_the_original_page(tmp_path: Path) -> None:
     path = tmp_path / "hang.pdf"
     path.write_bytes(samples.endless_page())
 
     async def work(worker: PdfSession) -> None:
         document = JobPages(worker, [40])
-        for ask in (
+        for read in (
             lambda: document.render(40, 72),
             lambda: document.layout_picture(40, 72),
             lambda: document.crops(40, 72, [WHOLE]),
         ):
             with pytest.raises(PageTimeout, match=r"^Page 40 ") as caught:
-                await ask()
+                await read()
             assert caught.value.page == 40
 
     on(path, work, page_time_limit=0.5)

@@ -1,4 +1,4 @@
-"""Maintenance's eye on the RunPod endpoint: when it asks, what it raises, keeps and clears."""
+"""The watch over the RunPod endpoint: when it asks, which alarms it raises, keeps and clears."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes.runpod_twists import CUT_BEFORE, HONEST, HTML, Twist, refused
 from tests.posts import held_run, new_job, read_page, settle
 from workers.remote.endpoint_watch import EndpointWatch
 
-GONE = [refused(500), refused(429), HTML, CUT_BEFORE]
+NO_ANSWER = [refused(500), refused(429), HTML, CUT_BEFORE]
 
 
 @dataclass
@@ -32,8 +32,8 @@ class Watched:
     def polled(self, status: str = "IN_QUEUE") -> None:
         remote_jobs.note_poll(self.job.id, PollNote(next_in=900, status=status, error=""))
 
-    def unanswered(self, complaint: str = "no answer") -> None:
-        remote_jobs.note_poll(self.job.id, PollNote(next_in=900, error=complaint))
+    def unanswered(self, message: str = "no answer") -> None:
+        remote_jobs.note_poll(self.job.id, PollNote(next_in=900, error=message))
 
     def age(self, seconds: float) -> None:
         sim.execute(
@@ -41,9 +41,9 @@ class Watched:
             s=seconds,
         )
 
-    def look(self, times: int = 1) -> dict[str, str]:
+    def check(self, times: int = 1) -> dict[str, str]:
         for _ in range(times):
-            asyncio.run(self.watch.look())
+            asyncio.run(self.watch.check())
         record = server_state.get(get_settings().page_server or "")
         assert record is not None
         return dict(record.alarms)
@@ -74,94 +74,94 @@ def warnings(caplog: pytest.LogCaptureFixture, name: str) -> int:
     return sum(r.levelno == logging.WARNING and name in r.getMessage() for r in caplog.records)
 
 
-def test_runpod_is_asked_once_an_interval_however_many_rounds(
+def test_runpod_is_asked_once_an_interval(
     watched: Watched, environment: Callable[..., None]
 ) -> None:
-    watched.look(5)
+    watched.check(5)
     assert watched.runpod.count("health") == 5
     environment(RAG_SERVICE_OCR_PROBE_INTERVAL="1000")
     watched.watch = EndpointWatch(get_settings())
-    watched.look(5)
+    watched.check(5)
     assert watched.runpod.count("health") == 6
 
 
-def test_an_endpoint_without_live_jobs_is_left_alone(watched: Watched) -> None:
+def test_an_endpoint_without_live_jobs_is_not_asked(watched: Watched) -> None:
     settle(watched.job, read_page(1))
-    assert watched.look(3) == {}
+    assert watched.check(3) == {}
     assert watched.runpod.calls == []
 
 
-def test_jobs_that_queue_for_long_with_no_worker_are_an_alarm_said_once(
+def test_queued_jobs_without_a_worker_raise_an_alarm_once(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched.polled()
-    assert watched.look() == {}
+    assert watched.check() == {}
     watched.age(get_settings().runpod.no_worker_alarm + 1)
-    assert list(watched.look(4)) == ["no_gpu_workers"]
+    assert list(watched.check(4)) == ["no_gpu_workers"]
     assert warnings(caplog, "no_gpu_workers") == 1
     watched.runpod.table.seen("a-worker")
-    assert watched.look() == {}
+    assert watched.check() == {}
     assert watched.runpod.table.workers
 
 
-@pytest.mark.parametrize("gone", [*GONE, refused(401), refused(404)])
-def test_an_alarm_stands_while_nobody_can_be_asked(watched: Watched, gone: Twist) -> None:
+@pytest.mark.parametrize("silence", [*NO_ANSWER, refused(401), refused(404)])
+def test_an_alarm_stays_while_runpod_does_not_answer(watched: Watched, silence: Twist) -> None:
     watched.polled()
     watched.age(get_settings().runpod.no_worker_alarm + 1)
-    raised = watched.look()
-    watched.runpod.always("health", gone)
-    assert watched.look(2) == raised
+    raised = watched.check()
+    watched.runpod.always("health", silence)
+    assert watched.check(2) == raised
     watched.polled("IN_PROGRESS")
-    assert watched.look() == {}, "a job that is at work has a worker, whoever says so"
+    assert watched.check() == {}, "a running job proves that there is a worker"
 
 
-def test_what_nobody_knows_is_no_alarm_of_missing_workers(watched: Watched) -> None:
+def test_unknown_health_raises_no_alarm_about_workers(watched: Watched) -> None:
     watched.polled()
     watched.age(get_settings().runpod.no_worker_alarm + 1)
     watched.runpod.always("health", refused(500))
-    assert "no_gpu_workers" not in watched.look(5)
+    assert "no_gpu_workers" not in watched.check(5)
 
 
-@pytest.mark.parametrize("gone", GONE)
-def test_an_endpoint_that_answers_nothing_is_away_once_that_is_sure(
-    watched: Watched, caplog: pytest.LogCaptureFixture, gone: Twist
+@pytest.mark.parametrize("silence", NO_ANSWER)
+def test_an_endpoint_is_down_after_several_unanswered_checks(
+    watched: Watched, caplog: pytest.LogCaptureFixture, silence: Twist
 ) -> None:
     watched.unanswered("https://api.example: connection refused")
-    watched.runpod.always("health", gone)
-    assert watched.look(2) == {}
-    alarms = watched.look(4)
+    watched.runpod.always("health", silence)
+    assert watched.check(2) == {}
+    alarms = watched.check(4)
     assert alarms == {"ocr_server": "down: https://api.example: connection refused"}
     assert warnings(caplog, "connection refused") == 1
     watched.runpod.always("health", HONEST)
     watched.polled("IN_PROGRESS")
-    assert watched.look() == {}
+    assert watched.check() == {}
     watched.unanswered()
-    watched.runpod.always("health", gone)
-    assert watched.look(2) == {}, "it must be sure anew"
+    watched.runpod.always("health", silence)
+    assert watched.check(2) == {}, "the count of unanswered checks starts again"
 
 
-def test_polls_that_nobody_answers_are_enough(watched: Watched) -> None:
+def test_unanswered_polls_alone_raise_the_alarm(watched: Watched) -> None:
     watched.unanswered()
-    assert watched.look(3) == {"ocr_server": "down: no answer"}
+    assert watched.check(3) == {"ocr_server": "down: no answer"}
 
 
-def test_a_health_that_nobody_answers_is_not_while_polls_are(watched: Watched) -> None:
+def test_unanswered_health_raises_no_alarm_while_polls_are_answered(watched: Watched) -> None:
     watched.polled("IN_PROGRESS")
     watched.runpod.refuse()
-    assert watched.look(5) == {}
+    assert watched.check(5) == {}
 
 
-def test_before_the_first_poll_the_health_alone_tells(watched: Watched) -> None:
+def test_before_the_first_poll_health_alone_raises_the_alarm(watched: Watched) -> None:
     watched.runpod.refuse()
-    assert list(watched.look(3)) == ["ocr_server"]
+    assert list(watched.check(3)) == ["ocr_server"]
 
 
-def test_two_alarms_stand_beside_each_other(watched: Watched) -> None:
+def test_two_alarms_are_raised_at_the_same_time(watched: Watched) -> None:
     watched.polled()
     watched.age(get_settings().runpod.no_worker_alarm + 1)
-    watched.look()
+    watched.check()
     watched.unanswered()
     watched.runpod.refuse()
-    assert set(watched.look(3)) == {"ocr_server", "no_gpu_workers"}
+    assert set(watched.check(3)) == {"ocr_server", "no_gpu_workers"}
     settle(watched.job, read_page(1))
-    assert watched.look() == {}
+    assert watched.check() == {}

@@ -1,4 +1,4 @@
-"""RunPod's webhook through the real API: a poll at once, a lost id found, and nothing believed."""
+"""RunPod's webhook through the real API: it triggers a poll and is never trusted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.fakes.runpod_twists import HONEST, refused, says
 from tests.net import free_port
 from tests.remote import Remote, open_remote
 
-# Without a webhook nobody would look at a job again within a test's time.
-SELDOM = {"RAG_SERVICE_RUNPOD_POLL_MIN": "600", "RAG_SERVICE_RUNPOD_POLL_MAX": "600"}
+# Without a webhook no job is polled again within a test's time.
+RARE_POLLS = {"RAG_SERVICE_RUNPOD_POLL_MIN": "600", "RAG_SERVICE_RUNPOD_POLL_MAX": "600"}
 
 
 class Endpoint:
-    """A service that asks for webhooks, its handlers, and what a forger could send."""
+    """A service that asks for webhooks, its handlers, and a client that forges webhooks."""
 
     def __init__(self, remote: Remote, port: int) -> None:
         self.remote = remote
@@ -57,14 +57,14 @@ class Endpoint:
         return self.remote.service.rows(query, id=self.remote.run_id(document_id))[0]
 
     def added_and_polled(self) -> str:
-        """A document whose job has been polled once, and is not to be polled for long."""
+        """A document whose job has been polled once; the next poll is far away."""
         document_id = self.remote.add(2)
         self.job_of(document_id)
         self.remote.wait(lambda: self.row(document_id).polls == 1, "the first poll")
         return document_id
 
     def added_and_lost(self) -> str:
-        """A document whose post was accepted, and its answer lost."""
+        """A document whose post was accepted and whose answer was lost."""
         self.remote.runpod.next("run", twists.CUT_AFTER)
         document_id = self.remote.add(2)
         self.remote.wait(
@@ -81,7 +81,7 @@ def running(stack: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         "RAG_SERVICE_API_PUBLIC_URL": f"http://127.0.0.1:{port}/",
         "RAG_SERVICE_API_PORT": str(port),
         "RAG_SERVICE_RUNPOD_REPOST_AFTER": "600",
-        **SELDOM,
+        **RARE_POLLS,
     }
     with open_remote(stack, tmp_path_factory.mktemp("webhook"), **env) as remote:
         endpoint = Endpoint(remote, port)
@@ -90,7 +90,7 @@ def running(stack: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         remote.runpod.webhook_wait = 0.2
         remote.runpod.play(endpoint.answer, workers=2)
         remote.start(ocr=4)
-        remote.wait(lambda: is_live(endpoint), f"the API lives\n{api.tail()}")
+        remote.wait(lambda: is_live(endpoint), f"the API is live\n{api.tail()}")
         yield endpoint
         endpoint.open.set()
 
@@ -111,11 +111,11 @@ def endpoint(running: Endpoint) -> Iterator[Endpoint]:
 
 
 def sent(endpoint: Endpoint, job: Job) -> list[int | None]:
-    """What RunPod's own webhooks for the job were answered."""
+    """The API's answers to RunPod's own webhooks for the job."""
     return [status for job_id, status in endpoint.remote.runpod.webhooks if job_id == job.id]
 
 
-def test_a_webhook_makes_the_next_poll_immediate(endpoint: Endpoint) -> None:
+def test_a_webhook_triggers_the_next_poll_at_once(endpoint: Endpoint) -> None:
     document_id = endpoint.added_and_polled()
     endpoint.open.set()
     view = endpoint.remote.ended(document_id)
@@ -136,7 +136,7 @@ def test_a_lost_id_is_adopted_and_nothing_is_posted_again(endpoint: Endpoint) ->
     endpoint.remote.require_reasons(document_id)
 
 
-def test_an_adopted_job_that_goes_on_is_followed(endpoint: Endpoint) -> None:
+def test_an_adopted_job_is_polled_until_its_end(endpoint: Endpoint) -> None:
     document_id = endpoint.added_and_lost()
     job = endpoint.job_of(document_id)
     assert endpoint.send(endpoint.token(document_id), {"id": job.id}).status_code == 200
@@ -147,7 +147,7 @@ def test_an_adopted_job_that_goes_on_is_followed(endpoint: Endpoint) -> None:
     assert len(endpoint.remote.rows(document_id)) == 1
 
 
-def test_a_token_that_was_never_given_changes_nothing(endpoint: Endpoint) -> None:
+def test_an_unknown_token_changes_nothing(endpoint: Endpoint) -> None:
     document_id = endpoint.added_and_polled()
     job, before = endpoint.job_of(document_id), endpoint.row(document_id)
     for token in ("guess", token_digest(endpoint.token(document_id)), "%00", "a" * 5000):
@@ -161,16 +161,18 @@ def test_a_token_that_was_never_given_changes_nothing(endpoint: Endpoint) -> Non
 def test_an_id_that_runpod_does_not_confirm_changes_nothing(
     endpoint: Endpoint, forged: str
 ) -> None:
-    """Not even with the right token: the answer is lost still, and will be posted again."""
+    """Not even with the right token: the answer is still lost, and the pages are posted again."""
     document_id = endpoint.added_and_lost()
     assert endpoint.send(endpoint.token(document_id), {"id": forged}).status_code == 200
     forgotten = lambda: (r := endpoint.row(document_id)).polls > 0 and not r.hinted_id  # noqa: E731
-    endpoint.remote.wait(forgotten, "RunPod has denied it")
+    endpoint.remote.wait(forgotten, "RunPod does not confirm the id")
     row = endpoint.row(document_id)
     assert (row.state, row.remote_id) == ("lost", None)
     sooner = "UPDATE remote_jobs SET lost_at = now() - interval '601 s' WHERE id = :id RETURNING id"
     endpoint.remote.service.rows(sooner, id=row.id)
-    endpoint.remote.wait(lambda: len(endpoint.remote.rows(document_id)) == 2, "it is repeated")
+    endpoint.remote.wait(
+        lambda: len(endpoint.remote.rows(document_id)) == 2, "the post is repeated"
+    )
     endpoint.open.set()
     assert endpoint.remote.ended(document_id).status == "processed"
     assert [post.outcome for post in endpoint.remote.rows(document_id)] == ["repeated", "completed"]
@@ -184,19 +186,19 @@ def test_an_id_is_not_confirmed_by_another_jobs_result(endpoint: Endpoint) -> No
     document_id = endpoint.added_and_lost()
     endpoint.send(endpoint.token(document_id), {"id": endpoint.job_of(other).id})
     forgotten = lambda: (r := endpoint.row(document_id)).polls > 0 and not r.hinted_id  # noqa: E731
-    endpoint.remote.wait(forgotten, "it is somebody else's")
+    endpoint.remote.wait(forgotten, "the id is another job's")
     assert endpoint.row(document_id).state == "lost"
     endpoint.open.set()
     view = endpoint.remote.ended(document_id)
     assert (view.status, len(endpoint.remote.rows(document_id))) == ("processed", 1)
 
 
-def test_an_id_is_not_adopted_while_runpod_cannot_be_asked(endpoint: Endpoint) -> None:
+def test_an_id_is_not_adopted_while_runpod_does_not_answer(endpoint: Endpoint) -> None:
     document_id = endpoint.added_and_lost()
     endpoint.remote.runpod.always("status", refused(500))
     job = endpoint.job_of(document_id)
     endpoint.send(endpoint.token(document_id), {"id": job.id})
-    endpoint.remote.wait(lambda: endpoint.row(document_id).polls > 0, "it was asked")
+    endpoint.remote.wait(lambda: endpoint.row(document_id).polls > 0, "RunPod was asked")
     row = endpoint.row(document_id)
     assert (row.state, row.remote_id, row.hinted_id) == ("lost", None, job.id)
     endpoint.remote.runpod.always("status", HONEST)
@@ -205,7 +207,7 @@ def test_an_id_is_not_adopted_while_runpod_cannot_be_asked(endpoint: Endpoint) -
     assert len(endpoint.remote.rows(document_id)) == 1
 
 
-def test_the_content_of_a_webhook_is_never_believed(endpoint: Endpoint) -> None:
+def test_the_output_in_a_webhook_is_never_used(endpoint: Endpoint) -> None:
     document_id = endpoint.added_and_polled()
     job = endpoint.job_of(document_id)
     output = read_all(job.input)
@@ -223,7 +225,7 @@ def test_the_content_of_a_webhook_is_never_believed(endpoint: Endpoint) -> None:
     assert (view.cost.gpu_seconds or 0) < 1000
 
 
-def test_a_word_of_failure_is_not_believed_either(endpoint: Endpoint) -> None:
+def test_the_failure_in_a_webhook_is_never_used(endpoint: Endpoint) -> None:
     document_id = endpoint.added_and_polled()
     job = endpoint.job_of(document_id)
     body = {"id": job.id, "status": "FAILED", "error": "forged"}
@@ -246,7 +248,7 @@ def test_a_body_that_names_no_job_is_refused(endpoint: Endpoint, body: bytes) ->
     assert endpoint.row(document_id) == before
 
 
-def test_a_webhook_that_comes_after_the_end_is_taken_and_does_nothing(endpoint: Endpoint) -> None:
+def test_a_webhook_after_the_end_is_accepted_and_changes_nothing(endpoint: Endpoint) -> None:
     endpoint.open.set()
     document_id = endpoint.remote.add(1)
     view = endpoint.remote.ended(document_id)

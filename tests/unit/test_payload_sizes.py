@@ -1,4 +1,4 @@
-"""Which pages go into which job, and how large its body will be."""
+"""The division of pages into jobs, and the size of a job's body."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from rag_service.runpod.job_format import JobInput
 from rag_service.runpod.page_ranges import MIN_PAGES, ranges
 
 
-def lengths(pages: int, most: int = 30, workers: int = 3) -> list[int]:
-    return [len(part) for part in ranges(range(1, pages + 1), most, workers)]
+def lengths(pages: int, max_pages: int = 30, workers: int = 3) -> list[int]:
+    return [len(part) for part in ranges(range(1, pages + 1), max_pages, workers)]
 
 
 @given(st.integers(0, 2000), st.integers(1, 200), st.integers(1, 40))
-def test_every_page_is_in_one_range_and_none_is_long(pages: int, most: int, workers: int) -> None:
+def test_every_page_is_in_one_range_of_limited_length(
+    pages: int, max_pages: int, workers: int
+) -> None:
     numbers = [3 * number for number in range(1, pages + 1)]
-    parts = ranges(numbers, most, workers)
+    parts = ranges(numbers, max_pages, workers)
     assert [number for part in parts for number in part] == numbers
-    assert all(0 < len(part) <= most for part in parts)
+    assert all(0 < len(part) <= max_pages for part in parts)
     assert max(map(len, parts), default=0) - min(map(len, parts), default=0) <= 1
     if len(parts) > workers:
         assert len(parts) % workers == 0 or len(parts) == pages
@@ -42,7 +44,7 @@ def test_every_page_is_in_one_range_and_none_is_long(pages: int, most: int, work
         (155, [26, 26, 26, 26, 26, 25]),
     ],
 )
-def test_a_document_keeps_all_workers_at_work(pages: int, expected: list[int]) -> None:
+def test_a_document_keeps_all_workers_busy(pages: int, expected: list[int]) -> None:
     assert lengths(pages) == expected
 
 
@@ -53,7 +55,7 @@ def test_a_document_keeps_all_workers_at_work(pages: int, expected: list[int]) -
     st.one_of(st.none(), st.text(max_size=40)),
     st.sampled_from(["base64", "zip+base64"]),
 )
-def test_a_body_has_the_size_foretold_and_says_what_was_put_in(
+def test_a_body_has_the_computed_size_and_content(
     document: bytes, filename: str, pages: list[int], webhook: str | None, encoding: str
 ) -> None:
     envelope = Envelope('k"data":""', 150, "page", 32768, 660_000, 86_400_000, webhook)
