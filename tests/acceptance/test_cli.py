@@ -404,7 +404,7 @@ def test_a_killed_worker_is_started_again_and_goes_on(up: Up, tmp_path: Path) ->
     worker.kill()
     [one] = up.ingest(path, "--wait")
     assert one["document"]["status"] == "processed", up.text
-    assert "ocr is started again (restart 1)" in up.text
+    assert "ocr was restarted (restart 1)" in up.text
 
 
 def test_documents_outlive_the_service(up: Up, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL and Valkey, real ones: started, killed, found again."""
+"""The embedded PostgreSQL and Valkey with real servers: start, crash, restart."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ def _no_servers_configured(monkeypatch):
 
 @pytest.fixture
 def folder():
-    """A folder that every user may pass through, unlike pytest's own."""
+    """A folder that every user may enter, unlike pytest's own."""
     path = Path(tempfile.mkdtemp(dir="/tmp"))
     path.chmod(0o755)
     yield path
@@ -65,19 +65,19 @@ def folder():
         shutil.rmtree(path, ignore_errors=True)
         return not path.exists()
 
-    # Servers of a killed owner may still be writing their last.
+    # Servers of a killed owner may still be writing as they shut down.
     eventually(removed)
 
 
 @pytest.fixture(scope="module")
 def running():
-    """One stack for the tests that only look at it."""
+    """One running stack for the tests that do not change it."""
     path = Path(tempfile.mkdtemp(dir="/tmp"))
     path.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("DATABASE_URL", raising=False)
         patch.delenv("REDIS_URL", raising=False)
-        patch.setenv("RUNPOD_API_KEY", "a secret of ours")
+        patch.setenv("RUNPOD_API_KEY", "a secret")
         with EmbeddedStack(load_settings(), path, durable=False) as stack:
             environment = stack.start_servers()
             yield Running(path, environment, pids(stack))
@@ -97,7 +97,7 @@ def start():
 
 @contextlib.contextmanager
 def owner(folder, **options):
-    """The stack in a process of its own; yields it with what it printed."""
+    """Run the stack in its own process; yield the process and the report that it printed."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(folder)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options,
@@ -125,7 +125,7 @@ def execute(url, sql):
     engine.dispose()
 
 
-def gone(pid):
+def has_ended(pid):
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -136,7 +136,7 @@ def pids(stack):
     return {status.name: status.pid for status in stack.supervisor.status()}
 
 
-def test_both_servers_serve_and_stop_without_a_trace(folder, start):
+def test_both_servers_work_and_leave_nothing_when_they_stop(folder, start):
     stack, environment = start(folder)
     running = pids(stack)
     assert query(environment["DATABASE_URL"], "select 6 * 7") == 42
@@ -146,16 +146,16 @@ def test_both_servers_serve_and_stop_without_a_trace(folder, start):
     runtime = Path(environment["DATABASE_URL"].partition("host=")[2])
     assert runtime.is_dir()
     stack.stop()
-    assert all(gone(pid) for pid in running.values())
+    assert all(has_ended(pid) for pid in running.values())
     assert not runtime.parent.exists()
 
 
 def test_kombu_sends_and_receives_over_the_url(running):
     with kombu.Connection(running.environment["REDIS_URL"]) as connection:
-        doorbell = connection.SimpleQueue("ocr")
-        doorbell.put("ring")
-        assert doorbell.get(timeout=10).payload == "ring"
-        doorbell.close()
+        queue = connection.SimpleQueue("ocr")
+        queue.put("wake up")
+        assert queue.get(timeout=120).payload == "wake up"
+        queue.close()
 
 
 def test_data_survives_a_restart(folder, start):
@@ -169,38 +169,38 @@ def test_data_survives_a_restart(folder, start):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="death signals are Linux's")
-def test_a_killed_owner_leaves_no_process_and_its_data_to_the_next_start(folder, start):
-    with owner(folder) as (process, told):
+def test_a_killed_owner_leaves_no_process_and_the_next_start_has_its_data(folder, start):
+    with owner(folder) as (process, report):
         tree = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
-        assert set(told["pids"].values()) <= set(tree)
+        assert set(report["pids"].values()) <= set(tree)
         assert len(tree) > 2
-        execute(told["environment"]["DATABASE_URL"], "create table kept as select 'row' as what")
-        client = redis.Redis.from_url(told["environment"]["REDIS_URL"])
-        client.rpush("ocr", "doorbell")
+        execute(report["environment"]["DATABASE_URL"], "create table kept as select 'row' as what")
+        client = redis.Redis.from_url(report["environment"]["REDIS_URL"])
+        client.rpush("ocr", "message")
     # At once: the old servers may still be shutting down.
     _, environment = start(folder)
     assert query(environment["DATABASE_URL"], "select what from kept") == "row"
-    assert redis.Redis.from_url(environment["REDIS_URL"]).lrange("ocr", 0, -1) == [b"doorbell"]
-    eventually(lambda: all(gone(pid) for pid in tree))
+    assert redis.Redis.from_url(environment["REDIS_URL"]).lrange("ocr", 0, -1) == [b"message"]
+    eventually(lambda: all(has_ended(pid) for pid in tree))
 
 
 def test_servers_that_outlive_their_owner_are_ended_by_the_next_start(folder, start):
-    """As where there is no death signal: stopped servers cannot act on it."""
-    with owner(folder) as (_, told):
-        execute(told["environment"]["DATABASE_URL"], "create table kept as select 'row' as what")
-        old = told["pids"]
+    """As on systems without a death signal: suspended servers cannot act on it."""
+    with owner(folder) as (_, report):
+        execute(report["environment"]["DATABASE_URL"], "create table kept as select 'row' as what")
+        old = report["pids"]
         for pid in old.values():
             os.kill(pid, signal.SIGSTOP)
-    assert not any(gone(pid) for pid in old.values())
+    assert not any(has_ended(pid) for pid in old.values())
     wake = f"sleep 0.5; kill -CONT {old['postgres']} {old['valkey']}"
     waking = subprocess.Popen(["/bin/sh", "-c", wake])
     _, environment = start(folder)
     waking.wait()
-    assert all(gone(pid) for pid in old.values())
+    assert all(has_ended(pid) for pid in old.values())
     assert query(environment["DATABASE_URL"], "select what from kept") == "row"
 
 
-def test_a_stale_postmaster_pid_of_another_living_program_is_no_obstacle(folder, start):
+def test_a_stale_postmaster_pid_of_another_running_program_is_removed(folder, start):
     stack, _ = start(folder)
     stack.stop()
     data = folder / "postgres"
@@ -217,35 +217,35 @@ def test_a_stale_postmaster_pid_of_another_living_program_is_no_obstacle(folder,
         other.communicate()
 
 
-def test_a_folder_in_use_names_its_holder_and_is_left_in_peace(folder, start):
-    with owner(folder) as (process, told):
+def test_a_folder_in_use_is_refused_with_its_owners_pid(folder, start):
+    with owner(folder) as (process, report):
         with pytest.raises(ConfigurationError, match=rf"process {process.pid}\)"):
             start(folder)
-        assert query(told["environment"]["DATABASE_URL"], "select 1") == 1
+        assert query(report["environment"]["DATABASE_URL"], "select 1") == 1
 
 
 def test_an_owner_that_stops_frees_the_folder(folder, start):
-    with owner(folder) as (process, told):
+    with owner(folder) as (process, report):
         process.communicate()
         assert process.returncode == 0
-        assert all(gone(pid) for pid in told["pids"].values())
+        assert all(has_ended(pid) for pid in report["pids"].values())
     start(folder)
 
 
 @pytest.mark.parametrize("name", ["with a space", "quote\"s 'and' \\ größe", "long/" + "x" * 200])
 def test_awkward_paths_work(folder, start, name):
-    place = folder / name
-    stack, environment = start(place)
+    path = folder / name
+    stack, environment = start(path)
     redis.Redis.from_url(environment["REDIS_URL"]).set("kept", "1")
     assert query(environment["DATABASE_URL"], "select 1") == 1
     stack.stop()
-    _, environment = start(place)
+    _, environment = start(path)
     assert redis.Redis.from_url(environment["REDIS_URL"]).get("kept") == b"1"
-    assert (place / "postgres" / "PG_VERSION").exists()
+    assert (path / "postgres" / "PG_VERSION").exists()
 
 
 @pytest.mark.parametrize("name", ["postgres", "valkey"])
-def test_a_server_that_dies_comes_back_at_the_same_address_with_its_data(folder, start, name):
+def test_a_server_that_dies_is_restarted_at_the_same_address_with_its_data(folder, start, name):
     stack, environment = start(folder)
     execute(environment["DATABASE_URL"], "create table kept as select 'row' as what")
     redis.Redis.from_url(environment["REDIS_URL"]).set("kept", "key")
@@ -264,7 +264,7 @@ def test_a_server_that_dies_comes_back_at_the_same_address_with_its_data(folder,
     eventually(serves)
 
 
-def test_only_what_is_not_configured_is_started(folder, start, monkeypatch):
+def test_only_servers_that_are_not_configured_are_started(folder, start, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql+psycopg://elsewhere.example/db")
     stack, environment = start(folder)
     assert set(environment) == {"REDIS_URL"}
@@ -280,13 +280,13 @@ def test_data_of_another_major_version_is_refused_by_name(folder, start):
     stack, _ = start(folder)
     stack.stop()
     (folder / "postgres" / "PG_VERSION").write_text("16\n")
-    with pytest.raises(ConfigurationError, match="made by PostgreSQL 16; this is PostgreSQL 18"):
+    with pytest.raises(ConfigurationError, match="created by PostgreSQL 16; this is PostgreSQL 18"):
         start(folder)
     (folder / "postgres" / "PG_VERSION").write_text("18\n")
     start(folder)
 
 
-def test_a_half_made_data_folder_is_made_anew(folder, start):
+def test_an_incomplete_data_folder_is_created_again(folder, start):
     (folder / "postgres.new" / "base").mkdir(parents=True)
     (folder / "postgres.new" / "PG_VERSION").write_text("18\n")
     _, environment = start(folder)
@@ -294,7 +294,7 @@ def test_a_half_made_data_folder_is_made_anew(folder, start):
     assert not (folder / "postgres.new").exists()
 
 
-def test_a_server_that_cannot_start_says_why_and_leaves_nothing(folder, start):
+def test_a_server_that_cannot_start_reports_why_and_is_not_running(folder, start):
     stack, _ = start(folder)
     stack.stop()
     hba = folder / "postgres" / "pg_hba.conf"
@@ -330,7 +330,7 @@ def test_durability_is_as_asked(folder, start):
     assert seen == {True: ("on", "on", "yes"), False: ("off", "off", "no")}
 
 
-def test_nobody_else_gets_in(running):
+def test_the_servers_accept_only_this_user(running):
     url = running.environment["REDIS_URL"]
     password = url.partition("//:")[2].partition("@")[0]
     with pytest.raises(redis.AuthenticationError):
@@ -347,7 +347,7 @@ def test_nobody_else_gets_in(running):
         psycopg.connect(host="127.0.0.1", port=5432, user="rag_service", dbname="postgres")
 
 
-def test_the_servers_do_not_inherit_our_secrets(running):
+def test_the_servers_do_not_inherit_secrets(running):
     for pid in running.pids.values():
         assert "RUNPOD_API_KEY" not in psutil.Process(pid).environ()
 
@@ -384,11 +384,11 @@ def test_root_keeps_data_elsewhere_when_the_account_may_not_enter(
 
     link, target = closed / "postgres", (closed / "postgres").resolve()
     link.unlink()
-    with pytest.raises(ConfigurationError, match="the link to it is gone"):
+    with pytest.raises(ConfigurationError, match="the link to it is missing"):
         start(closed)
     link.symlink_to(target)
-    target.rename(target.with_name("away"))
-    with pytest.raises(ConfigurationError, match="which is gone"):
+    target.rename(target.with_name("moved"))
+    with pytest.raises(ConfigurationError, match="which does not exist"):
         start(closed)
 
 
@@ -424,17 +424,17 @@ def test_binaries_that_the_account_may_not_read_are_copied(folder, tmp_path, sta
 
 @needs_root
 def test_another_user_can_be_the_owner(folder):
-    nobody = pwd.getpwnam("nobody")
-    if not account.can_enter(Path(sys.executable).resolve().parent, nobody.pw_uid):
+    user = pwd.getpwnam("nobody")
+    if not account.can_enter(Path(sys.executable).resolve().parent, user.pw_uid):
         pytest.skip("the interpreter is closed to other users")
-    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-    identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    os.chown(folder, user.pw_uid, user.pw_gid)
+    identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     for _ in range(2):
-        with owner(folder, cwd="/", **identity) as (process, told):
-            names = {psutil.Process(pid).username() for pid in told["pids"].values()}
+        with owner(folder, cwd="/", **identity) as (process, report):
+            names = {psutil.Process(pid).username() for pid in report["pids"].values()}
             assert names == {"nobody"}
             assert (
-                query(told["environment"]["DATABASE_URL"], "select current_user") == "rag_service"
+                query(report["environment"]["DATABASE_URL"], "select current_user") == "rag_service"
             )
             process.communicate()
             assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""Locks, runtime folders, ports and who may enter: what the embedded servers stand on."""
+"""Folder locks, runtime folders, ports and access checks of the embedded servers."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ from rag_service.embedded.folder import FolderLock, RuntimeFolder
 from rag_service.errors import ConfigurationError
 
 
-def test_a_second_owner_is_refused_and_told_the_first_ones_pid(tmp_path):
+def test_a_second_owner_is_refused_with_the_pid_of_the_first(tmp_path):
     code = (
         "import sys, pathlib\n"
         "from rag_service.embedded.folder import FolderLock\n"
@@ -54,7 +54,7 @@ def test_a_data_folder_that_is_a_file_is_a_configuration_error(tmp_path):
         FolderLock(tmp_path / "file")
 
 
-def test_a_runtime_folder_is_ours_alone_and_goes_when_removed(tmp_path):
+def test_a_runtime_folder_is_private_and_can_be_removed(tmp_path):
     one = RuntimeFolder(tmp_path)
     (one.path / "some" / "thing").mkdir(parents=True)
     assert one.path.stat().st_mode & 0o777 == 0o700
@@ -62,19 +62,19 @@ def test_a_runtime_folder_is_ours_alone_and_goes_when_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runtime_folders_of_the_dead_are_swept_and_those_of_the_living_kept(tmp_path):
-    living = RuntimeFolder(tmp_path)
-    dead = tmp_path / f"{folder.RUNTIME_PREFIX}dead"
-    other = tmp_path / "somebody-elses"
-    for path in (dead, other):
+def test_abandoned_runtime_folders_are_removed_and_locked_ones_kept(tmp_path):
+    locked = RuntimeFolder(tmp_path)
+    abandoned = tmp_path / f"{folder.RUNTIME_PREFIX}abandoned"
+    other = tmp_path / "other-program"
+    for path in (abandoned, other):
         path.mkdir()
         (path / "file").touch()
-    for path in (living.path, dead, other):
+    for path in (locked.path, abandoned, other):
         os.utime(path, (0, 0))
     next_one = RuntimeFolder(tmp_path)
-    assert set(tmp_path.iterdir()) == {living.path, other, next_one.path}
+    assert set(tmp_path.iterdir()) == {locked.path, other, next_one.path}
     next_one.remove()
-    living.remove()
+    locked.remove()
 
 
 def test_a_new_runtime_folder_that_is_not_locked_yet_is_kept(tmp_path):
@@ -94,7 +94,7 @@ def test_a_runtime_folder_is_locked_as_a_folder_for_systemd_tmpfiles(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x" * 90, "a b", "a,b"])
-def test_a_temporary_folder_unfit_for_sockets_is_passed_by(tmp_path, monkeypatch, name):
+def test_a_temporary_folder_unfit_for_sockets_is_not_used(tmp_path, monkeypatch, name):
     (tmp_path / name).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
     assert folder.short_parent("pg/.s.PGSQL.5432", None) == Path("/tmp")
@@ -113,7 +113,7 @@ def test_an_unknown_host_names_the_setting_too():
         require_free_port("203.0.113.1", 5555, "flower.port")
 
 
-def test_who_may_enter_is_read_from_every_folder_on_the_way(tmp_path):
+def test_access_is_checked_for_every_folder_on_the_path(tmp_path):
     inner = tmp_path / "closed" / "inner"
     inner.mkdir(parents=True)
     (tmp_path / "closed").chmod(0o700)
@@ -123,21 +123,21 @@ def test_who_may_enter_is_read_from_every_folder_on_the_way(tmp_path):
     assert account.can_enter(inner, None)
 
 
-def test_root_gives_way_to_the_owner_of_the_data_and_others_stay_themselves(tmp_path):
+def test_for_root_the_account_is_the_datas_owner_and_other_users_keep_their_own(tmp_path):
     if os.geteuid() != 0:
         assert account.account_for(tmp_path) is None
         return
     import pwd
 
-    nobody = pwd.getpwnam("nobody").pw_uid
+    uid = pwd.getpwnam("nobody").pw_uid
     (tmp_path / "data").mkdir()
     assert account.account_for(tmp_path / "data") not in (None, 0)
-    os.chown(tmp_path / "data", nobody, -1)
-    assert account.account_for(tmp_path / "data") == nobody
+    os.chown(tmp_path / "data", uid, -1)
+    assert account.account_for(tmp_path / "data") == uid
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root needs an account")
-def test_root_without_an_account_to_use_is_told_so(tmp_path, monkeypatch):
+def test_root_without_an_account_to_use_gets_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(account, "ACCOUNTS", ("no-such-account",))
     with pytest.raises(ConfigurationError, match="no-such-account"):
         account.account_for(tmp_path / "none")

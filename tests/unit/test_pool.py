@@ -9,12 +9,14 @@ import billiard
 from billiard.connection import wait
 from celery.concurrency.asynpool import AsynPool
 
+from workers import celery_pool
 from workers.celery_pool import ForkPool
 
 
 def test_a_fork_whose_sentinel_has_closed_is_waited_for(monkeypatch):
-    """Else Celery would take it for alive, and watch it no more."""
+    """Otherwise Celery would take it for alive and stop watching it."""
     seen = []
+    monkeypatch.setattr(celery_pool, "_EXIT_SECONDS", 60)
     monkeypatch.setattr(
         AsynPool, "_event_process_exit", lambda pool, hub, fork: seen.append(fork.exitcode)
     )
@@ -28,5 +30,5 @@ def test_a_fork_whose_sentinel_has_closed_is_waited_for(monkeypatch):
 
 def _end_slowly() -> None:
     os.closerange(0, 256)
-    time.sleep(0.5)
+    time.sleep(2)
     os._exit(3)
