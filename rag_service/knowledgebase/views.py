@@ -207,7 +207,7 @@ class LimitChangeView(BaseModel):
 
 
 class ServerView(BaseModel):
-    """An OCR server as it was last seen; `samples` where they were asked for, oldest first."""
+    """An OCR server as it was last seen; `samples`, if requested, oldest first."""
 
     url: str
     starved_since: datetime | None

@@ -46,7 +46,7 @@ def _is_abandoned(run: type[Run]) -> ColumnElement[bool]:
 
 
 def _is_all_posted(run: type[Run]) -> ColumnElement[bool]:
-    """Return the condition that remote jobs have all remaining pages of a held run.
+    """Return the condition that remote jobs have all remaining pages of a claimed run.
 
     Without EXISTS, for which a listing would read the whole table of pages.
     """

@@ -148,7 +148,7 @@ def test_without_its_store_the_service_is_not_ready(api, make_pdf):
     folder = api.settings.data_dir / "documents"
     document_id = api.add(make_pdf("a"))
     shutil.rmtree(folder)
-    folder.write_text("a file where the folder was")
+    folder.write_text("a file instead of the folder")
     status, body = ready(api)
     assert (status, names(body["failed"])) == (503, ["storage"])
     for answer in (

@@ -1,4 +1,4 @@
-"""Document bytes in a real folder and behind a real S3 server with a bad line in front of it."""
+"""Document bytes in a real folder and in a real S3 server behind an unreliable proxy."""
 
 import hashlib
 import http.client
@@ -22,39 +22,39 @@ from rag_service.errors import ConfigurationError, SourceMissing, StorageUnavail
 MIB = 1024 * 1024
 
 
-class BadLine(ThreadingHTTPServer):
-    """Passes requests on to the S3 server, but for the next `broken` ones, as `fault` says."""
+class UnreliableProxy(ThreadingHTTPServer):
+    """Forwards requests to the S3 server; the next `broken` ones fail as `fault` says."""
 
     def __init__(self, upstream_port):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream_port = upstream_port
-        self.fault, self.broken, self.spared = "", 0, None
+        self.fault, self.broken, self.passed = "", 0, None
         self.requests = []
         self.lock = threading.Lock()
 
     def break_next(self, count, fault):
         self.broken, self.fault = count, fault
-        self.spared = None
+        self.passed = None
         self.requests.clear()
 
-    def spare_then_break(self, method, count, fault):
-        """Let `count` requests of this method through and break every later one of it."""
+    def pass_then_break(self, method, count, fault):
+        """Forward `count` requests of this method and break all later ones of it."""
         self.break_next(1000, fault)
-        self.spared = (method, count)
+        self.passed = (method, count)
 
     def fault_of_this_request(self, method):
         with self.lock:
             self.requests.append(method)
-            if not self.broken or self._is_spared(method):
+            if not self.broken or self._is_passed(method):
                 return ""
             self.broken -= 1
             return self.fault
 
-    def _is_spared(self, method):
-        if self.spared is None:
+    def _is_passed(self, method):
+        if self.passed is None:
             return False
-        spared, count = self.spared
-        return method != spared or self.requests.count(method) <= count
+        passed, count = self.passed
+        return method != passed or self.requests.count(method) <= count
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def s3_server(tmp_path, monkeypatch):
-    """A real S3 server over a folder with one bucket: (port, the bucket's folder)."""
+    """A real S3 server over a folder with one bucket: (port, folder of the bucket)."""
     bucket = tmp_path / "s3" / "bucket"
     bucket.mkdir(parents=True)
     monkeypatch.setattr(S3Handler, "data_root", bucket.parent, raising=False)
@@ -115,9 +115,9 @@ def serving(server):
 
 
 @pytest.fixture
-def line(s3_server, monkeypatch):
-    """The way to the S3 server, with AWS_* variables that lead there."""
-    server = BadLine(s3_server[0])
+def proxy(s3_server, monkeypatch):
+    """A proxy in front of the S3 server, with AWS_* variables for it."""
+    server = UnreliableProxy(s3_server[0])
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
@@ -133,7 +133,7 @@ def open_store(monkeypatch, url, data_dir):
 
 
 @pytest.fixture
-def s3(line, monkeypatch, tmp_path):
+def s3(proxy, monkeypatch, tmp_path):
     return open_store(monkeypatch, "s3://bucket/some/prefix", tmp_path)
 
 
@@ -154,7 +154,7 @@ def file_of(folder, data):
 
 
 @pytest.mark.parametrize("size", [0, 1, MIB, 20 * MIB + 1])
-def test_bytes_come_back_whole(store, tmp_path, size):
+def test_bytes_are_returned_unchanged(store, tmp_path, size):
     path, key = file_of(tmp_path, os.urandom(size))
     assert not store.exists(key)
     store.put_file(key, path)
@@ -163,8 +163,8 @@ def test_bytes_come_back_whole(store, tmp_path, size):
         assert copy.read_bytes() == path.read_bytes()
 
 
-def test_a_reader_does_not_make_a_folder_that_is_away(local, tmp_path):
-    """Else documents that are merely out of reach would be called gone."""
+def test_a_reader_does_not_make_a_missing_folder(local, tmp_path):
+    """Else documents in an unmounted folder would be reported as missing."""
     folder = tmp_path / "data dir ü" / "documents"
     folder.rename(tmp_path / "away")
     with pytest.raises(StorageUnavailable):
@@ -180,7 +180,7 @@ def test_a_second_put_replaces_the_first(store, tmp_path):
         assert copy.read_bytes() == b"new"
 
 
-def test_deleted_is_gone_and_may_be_deleted_again(store, tmp_path):
+def test_a_deleted_key_is_missing_and_may_be_deleted_again(store, tmp_path):
     path, key = file_of(tmp_path, os.urandom(10))
     store.put_file(key, path)
     store.delete(key)
@@ -190,7 +190,7 @@ def test_deleted_is_gone_and_may_be_deleted_again(store, tmp_path):
         pass
 
 
-def test_what_is_not_a_key_is_refused(store, tmp_path):
+def test_an_invalid_key_is_rejected(store, tmp_path):
     for key in ("../../etc/passwd", "agreement.pdf", "/abs", "sha256/ab/../x", "working/a/b.pdf"):
         with pytest.raises(ValueError, match="not a storage key"):
             store.exists(key)
@@ -198,7 +198,7 @@ def test_what_is_not_a_key_is_refused(store, tmp_path):
             store.put_file(key, file_of(tmp_path, b"x")[0])
 
 
-def test_an_unreadable_upload_is_not_the_stores_fault(store, tmp_path):
+def test_an_unreadable_upload_is_no_storage_error(store, tmp_path):
     with pytest.raises(FileNotFoundError):
         store.put_file(working_key("1"), tmp_path / "absent")
 
@@ -207,7 +207,7 @@ def test_a_healthy_store_passes_its_check(store):
     store.check()
 
 
-def test_a_store_used_after_a_fork_says_so_instead_of_hanging(store, tmp_path):
+def test_a_store_used_after_a_fork_raises_instead_of_hanging(store, tmp_path):
     path, key = file_of(tmp_path, b"x")
     store.put_file(key, path)
     child = os.fork()
@@ -220,7 +220,7 @@ def test_a_store_used_after_a_fork_says_so_instead_of_hanging(store, tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_folder_gives_its_own_file(local, tmp_path):
+def test_open_local_yields_the_file_in_the_folder(local, tmp_path):
     path, key = file_of(tmp_path, b"the bytes")
     local.put_file(key, path)
     with local.open_local(key) as first, local.open_local(key) as second:
@@ -228,7 +228,7 @@ def test_a_folder_gives_its_own_file(local, tmp_path):
     assert first.read_bytes() == b"the bytes"
 
 
-def test_a_file_url_names_the_folder(monkeypatch, tmp_path):
+def test_a_file_url_sets_the_folder(monkeypatch, tmp_path):
     store = open_store(monkeypatch, (tmp_path / "my files").as_uri(), tmp_path)
     path, key = file_of(tmp_path, b"x")
     store.put_file(key, path)
@@ -265,7 +265,7 @@ obstore.put(obstore.store.LocalStore(sys.argv[1]), sys.argv[2], parts())
 """
 
 
-def test_deleting_takes_what_a_killed_upload_left_along(local, tmp_path):
+def test_deleting_removes_what_a_killed_upload_left(local, tmp_path):
     path, key = file_of(tmp_path, os.urandom(20 * MIB))
     folder = tmp_path / "data dir ü" / "documents"
     dead = subprocess.run([sys.executable, "-c", KILLED_WHILE_STORING, str(folder), key])
@@ -297,7 +297,7 @@ def test_readers_never_see_a_half_written_file(local, tmp_path):
             writer.result()
 
 
-def test_a_folder_that_vanished_is_an_outage_not_a_missing_document(local, tmp_path):
+def test_a_missing_folder_is_an_outage_not_a_missing_document(local, tmp_path):
     path, key = file_of(tmp_path, b"x")
     local.put_file(key, path)
     (tmp_path / "data dir ü" / "documents").rename(tmp_path / "elsewhere")
@@ -313,7 +313,7 @@ def test_a_folder_that_cannot_be_made_is_an_outage(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "documents", "s3://", "file://host/x", "gs://b"])
-def test_other_urls_stop_the_start_and_name_the_key(monkeypatch, tmp_path, url):
+def test_an_invalid_url_is_a_configuration_error_that_names_the_key(monkeypatch, tmp_path, url):
     with pytest.raises(ConfigurationError, match=r"storage\.url"):
         open_store(monkeypatch, url, tmp_path)
 
@@ -332,44 +332,44 @@ def test_s3_keeps_everything_under_the_prefix(s3, s3_server, tmp_path):
     assert (s3_server[1] / "some" / "prefix" / key).read_bytes() == b"under a prefix"
 
 
-def test_large_files_go_up_in_parts(s3, line, tmp_path):
+def test_large_files_are_uploaded_in_parts(s3, proxy, tmp_path):
     path, key = file_of(tmp_path, os.urandom(20 * MIB))
     s3.put_file(key, path)
-    assert line.requests.count("PUT") == 3
-    assert line.requests.count("POST") == 2
+    assert proxy.requests.count("PUT") == 3
+    assert proxy.requests.count("POST") == 2
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "hang up", "truncate"])
-def test_a_line_that_fails_for_a_while_costs_nothing(s3, line, tmp_path, fault):
+def test_temporary_failures_are_retried(s3, proxy, tmp_path, fault):
     path, key = file_of(tmp_path, os.urandom(3 * MIB))
-    line.break_next(2, fault if fault != "truncate" else "503")
+    proxy.break_next(2, fault if fault != "truncate" else "503")
     s3.put_file(key, path)
-    line.break_next(2, fault)
+    proxy.break_next(2, fault)
     with s3.open_local(key) as copy:
         assert copy.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("fault", ["403", "500", "hang up", "truncate"])
-def test_a_line_that_keeps_failing_is_an_outage(s3, line, tmp_path, fault):
+def test_lasting_failures_are_an_outage(s3, proxy, tmp_path, fault):
     path, key = file_of(tmp_path, os.urandom(3 * MIB))
     s3.put_file(key, path)
-    line.break_next(1000, fault)
+    proxy.break_next(1000, fault)
     with pytest.raises(StorageUnavailable), s3.open_local(key):
         pass
-    assert len(line.requests) < 40
+    assert len(proxy.requests) < 40
 
 
-def test_an_upload_that_fails_half_way_leaves_nothing_under_the_key(s3, line, tmp_path):
+def test_an_interrupted_upload_leaves_nothing_under_the_key(s3, proxy, tmp_path):
     path, key = file_of(tmp_path, os.urandom(20 * MIB))
-    line.spare_then_break("PUT", 2, "403")
+    proxy.pass_then_break("PUT", 2, "403")
     with pytest.raises(StorageUnavailable):
         s3.put_file(key, path)
-    assert line.requests.count("PUT") >= 3
-    line.break_next(0, "")
+    assert proxy.requests.count("PUT") >= 3
+    proxy.break_next(0, "")
     assert not s3.exists(key)
 
 
-def test_a_missing_bucket_is_an_outage_not_a_missing_document(line, monkeypatch, tmp_path):
+def test_a_missing_bucket_is_an_outage_not_a_missing_document(proxy, monkeypatch, tmp_path):
     store = open_store(monkeypatch, "s3://absent/prefix", tmp_path)
     path, key = file_of(tmp_path, b"x")
     for use in (lambda: store.exists(key), lambda: store.put_file(key, path), store.check):
@@ -377,14 +377,14 @@ def test_a_missing_bucket_is_an_outage_not_a_missing_document(line, monkeypatch,
             use()
 
 
-def test_the_check_answers_soon_when_the_line_is_down(s3, line):
-    line.break_next(1000, "500")
+def test_the_check_fails_soon_when_s3_is_unreachable(s3, proxy):
+    proxy.break_next(1000, "500")
     with pytest.raises(StorageUnavailable):
         s3.check()
-    assert len(line.requests) == 1
+    assert len(proxy.requests) == 1
 
 
-def test_bytes_that_changed_in_the_store_are_not_handed_out(s3, s3_server, tmp_path):
+def test_bytes_that_changed_in_the_store_are_rejected(s3, s3_server, tmp_path):
     path, key = file_of(tmp_path, b"what was signed")
     s3.put_file(key, path)
     (s3_server[1] / "some" / "prefix" / key).write_bytes(b"something else!")

@@ -1,4 +1,4 @@
-"""What people are shown of documents, and that showing it stays cheap with many of them."""
+"""Views of documents and pages, and the cost of their queries with many documents."""
 
 import json
 import re
@@ -80,7 +80,7 @@ def test_progress_is_counted_from_stored_pages():
     assert show(run.document_id).pages.done == 4
 
 
-def test_the_status_is_the_current_runs_and_the_newest_is_shown_beside_it():
+def test_the_status_is_the_current_runs_and_the_newest_run_is_shown_too():
     document_id = sim.processed_document(PageState.NATIVE)
     sim.add_run(document_id, sim.OTHER_OPTIONS)
     view = show(document_id)
@@ -95,7 +95,7 @@ def test_the_status_is_the_current_runs_and_the_newest_is_shown_beside_it():
     assert page_queries.shown_run_id(document_id) != run.id
 
 
-def test_a_failed_document_shows_what_it_has_as_incomplete():
+def test_a_failed_document_with_good_pages_is_incomplete():
     document_id = sim.processed_document(PageState.NATIVE, PageState.FAILED)
     view = show(document_id)
     assert (view.status, view.incomplete, view.error.code) == ("failed", True, "pages_failed")
@@ -127,7 +127,7 @@ def test_documents_without_a_current_run_are_not_incomplete():
     assert (view.status, view.pages.native, view.incomplete) == ("cancelled", 1, False)
 
 
-def test_a_run_whose_owner_is_silent_waits_for_a_worker_before_its_lease_ends(settings):
+def test_a_run_without_renewals_waits_for_a_worker_before_its_lease_expires(settings):
     sim.add_document()
     run = claim()
     lease = settings.lease
@@ -141,7 +141,7 @@ def test_a_run_whose_owner_is_silent_waits_for_a_worker_before_its_lease_ends(se
     assert show(run.document_id).waiting_for is None
 
 
-def test_pages_come_in_order_a_part_at_a_time():
+def test_pages_are_listed_in_order_and_in_parts():
     document_id = sim.processed_document(*[PageState.NATIVE] * 5)
     run_id = page_queries.shown_run_id(document_id)
     assert [p.number for p in page_queries.list_pages(run_id, after=2, limit=2)] == [3, 4]
@@ -160,7 +160,7 @@ def test_unknown_and_deleted_documents_are_not_shown():
 
 
 def test_every_document_of_a_listing_shows_its_own_warnings():
-    """Also beside one with so many that they would fill the listing alone."""
+    """Also if another document has more warnings than are shown."""
     documents = []
     for count in (300, 1, 300):
         documents.append(sim.add_document())
@@ -170,7 +170,7 @@ def test_every_document_of_a_listing_shows_its_own_warnings():
         for number in range(1, count + 1):
             outcome = StoredPage(number, PageState.TRUNCATED, "t", {}, [warning])
             run_pages.store(run, outcome)
-        runs.store_preflight(run, count, [{"code": "repaired_pdf", "message": "mended"}])
+        runs.store_preflight(run, count, [{"code": "repaired_pdf", "message": "repaired"}])
         runs.finish(run)
     views = {view.id: view for view in document_queries.list_documents(Filter(), 10, None)}
     assert [len(views[one].warnings) for one in documents] == [201, 2, 201]
@@ -179,7 +179,7 @@ def test_every_document_of_a_listing_shows_its_own_warnings():
     assert views[documents[0]].warnings[-1].page == 200
 
 
-def test_a_listing_is_narrowed_and_paged():
+def test_a_listing_is_filtered_and_paged():
     failed = sim.add_document(collection="a")
     runs.fail(claim(), EncryptedPdf())
     good = sim.processed_document(PageState.NATIVE)
@@ -196,7 +196,7 @@ def test_a_listing_is_narrowed_and_paged():
     assert seen == [waiting, good, failed]
 
 
-def test_error_looks_at_the_newest_run_and_status_at_the_current_one():
+def test_the_error_filter_uses_the_newest_run_and_status_the_current_one():
     document_id = sim.processed_document(PageState.NATIVE)
     sim.add_run(document_id, sim.OTHER_OPTIONS)
     runs.fail(claim(), EncryptedPdf())
@@ -205,7 +205,7 @@ def test_error_looks_at_the_newest_run_and_status_at_the_current_one():
     assert listed(status=RunState.FAILED) == []
 
 
-def test_documents_of_the_same_moment_are_paged_without_loss():
+def test_documents_with_the_same_time_are_paged_without_loss():
     ids = {sim.add_document() for _ in range(5)}
     sim.execute("UPDATE documents SET created_at = '2026-01-01'")
     place, seen = None, []
@@ -221,7 +221,7 @@ WAITING, ENDED, PAGES = 10_000, 3_000, 10
 
 @pytest.fixture
 def many():
-    """10,000 waiting runs beside 3,000 that have ended, with ten pages each."""
+    """10,000 waiting runs and 3,000 ended runs with ten pages each."""
     sim.execute(
         "INSERT INTO documents (id, collection, sha256, filename, media_type, bytes, source_key,"
         " created_at) SELECT lpad(to_hex(n), 32, '0'), 'default', n::text, 'a.pdf', 'x', 1, 'k',"
@@ -250,7 +250,7 @@ def many():
 
 
 def statements_of(action):
-    """The statements that the action sends, as they are, with their parameters."""
+    """Return the statements that the action sends, with their parameters."""
     sent = []
 
     def note(connection, cursor, statement, parameters, *_):
@@ -266,7 +266,7 @@ def statements_of(action):
 
 
 def plan_of(statement, parameters, analyze=False):
-    """PostgreSQL's plan, as a list of its nodes."""
+    """Return PostgreSQL's plan as a list of nodes."""
     raw = get_engine().raw_connection()
     try:
         cursor = psycopg.ClientCursor(raw.driver_connection)
@@ -295,7 +295,7 @@ def sequential_scans(action):
     }
 
 
-def test_a_claim_goes_by_its_index(many):
+def test_a_claim_uses_its_index(many):
     for stage in Stage:
         sent = statements_of(lambda stage=stage: sim.try_claim(stage, server=URL))
         [choosing] = [(s, p) for s, p in sent if "SKIP LOCKED" in s]
@@ -308,8 +308,8 @@ def test_a_claim_goes_by_its_index(many):
         }
 
 
-def test_a_prepared_claim_goes_by_its_index_too(many):
-    """A generic plan cannot see a parameter, so the state must stand in the text itself."""
+def test_a_prepared_claim_uses_its_index_too(many):
+    """A generic plan does not know a parameter, so the state must be a literal in the text."""
     sent = statements_of(sim.try_claim)
     [(statement, parameters)] = [(s, p) for s, p in sent if "SKIP LOCKED" in s]
     names = {name: f"${place}" for place, name in enumerate(parameters, start=1)}
@@ -323,7 +323,7 @@ def test_a_prepared_claim_goes_by_its_index_too(many):
     assert any("ix_runs_claim" in line for (line,) in rows)
 
 
-def test_a_worker_never_reads_through_whole_tables(many):
+def test_a_workers_queries_never_scan_whole_tables(many):
     run = claim()
 
     def work():
@@ -339,7 +339,7 @@ def test_a_worker_never_reads_through_whole_tables(many):
     assert sequential_scans(work) <= {"ocr_servers", "workers"}
 
 
-def test_maintenance_and_lookups_never_read_through_pages_or_documents(many):
+def test_queries_of_maintenance_never_scan_pages_or_documents(many):
     def look():
         removable_documents(100)
         leases.release_expired(sim.lease())
@@ -350,8 +350,8 @@ def test_maintenance_and_lookups_never_read_through_pages_or_documents(many):
     assert not {"documents", "pages"} & sequential_scans(look)
 
 
-def test_a_listing_reads_no_table_whole_and_each_waiting_run_once(many):
-    """100 of 10,000 waiting: the queue is numbered once, not once for each document."""
+def test_a_listing_scans_no_table_and_reads_each_waiting_run_once(many):
+    """100 of 10,000 waiting documents: the queue is numbered once, not for each document."""
     sent = statements_of(lambda: document_queries.list_documents(Filter(), 100, URL))
     touched = 0
     for statement, parameters in sent:

@@ -1,4 +1,4 @@
-"""Claims, renewals, releases, crashes, expiries: who may work on a run, and who not any more."""
+"""Claims, renewals, releases, crashes and expiries of leases."""
 
 import threading
 import uuid
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.usefixtures("settings")
 ROUNDS = 20
 
 
-def test_interactive_first_then_the_oldest():
+def test_claims_are_interactive_first_then_oldest_first():
     bulk = [sim.add_document() for _ in range(3)]
     urgent = [sim.add_document(Priority.INTERACTIVE) for _ in range(2)]
     assert [claim().document_id for _ in range(5)] == urgent + bulk
     assert try_claim() is None
 
 
-def test_a_claim_brings_what_the_work_needs():
+def test_a_claim_returns_the_run_and_stores_the_lease():
     document_id = sim.add_document()
     run = claim(task="task 1")
     row = run_row(run.id)
@@ -34,7 +34,7 @@ def test_a_claim_brings_what_the_work_needs():
     assert 59 < (row.lease_expires_at - row.held_since).total_seconds() < 61
 
 
-def test_each_stage_claims_its_own():
+def test_each_stage_claims_its_own_runs():
     run = sim.ready_run()
     assert try_claim(Stage.PREPARE) is None
     again = claim(Stage.OCR)
@@ -42,7 +42,7 @@ def test_each_stage_claims_its_own():
     assert run_row(run.id).state == RunState.OCR
 
 
-def test_forks_that_ask_together_never_get_the_same_run():
+def test_concurrent_claims_never_get_the_same_run():
     for _ in range(ROUNDS):
         waiting = {sim.add_document() for _ in range(3)}
         taken = [r for r in at_once(*[try_claim] * 2, *[lambda: try_claim(worker="b")] * 2) if r]
@@ -51,7 +51,7 @@ def test_forks_that_ask_together_never_get_the_same_run():
 
 
 @pytest.mark.parametrize(("forks", "places"), [(1, 1), (2, 1), (3, 2)])
-def test_bulk_never_takes_the_last_of_several_forks(forks, places):
+def test_bulk_runs_never_take_the_last_of_several_forks(forks, places):
     for number in range(ROUNDS):
         for _ in range(4):
             sim.add_document()
@@ -61,7 +61,7 @@ def test_bulk_never_takes_the_last_of_several_forks(forks, places):
         sim.execute("DELETE FROM runs")
 
 
-def test_the_reserved_fork_is_for_interactive_runs_which_may_take_all():
+def test_interactive_runs_may_take_all_forks():
     sim.add_document()
     assert try_claim(forks=2) is not None
     sim.add_document()
@@ -73,7 +73,7 @@ def test_the_reserved_fork_is_for_interactive_runs_which_may_take_all():
     assert [try_claim(worker="other", forks=2) is not None for _ in range(2)] == [True, True]
 
 
-def test_a_message_that_is_delivered_again_while_its_fork_works_does_nothing():
+def test_a_message_delivered_again_during_its_work_claims_nothing():
     first, second = sim.add_document(), sim.add_document()
     run = claim(task="message")
     assert run.document_id == first
@@ -83,7 +83,7 @@ def test_a_message_that_is_delivered_again_while_its_fork_works_does_nothing():
     assert claim(task="message").document_id == first
 
 
-def test_a_claim_waits_for_the_runs_time():
+def test_a_run_is_not_claimed_before_its_retry_time():
     sim.add_document()
     run = claim()
     assert leases.release(run, retry_in=3600)
@@ -93,7 +93,7 @@ def test_a_claim_waits_for_the_runs_time():
     assert run_row(run.id).retry_at is None
 
 
-def test_an_outage_keeps_only_ocr_waiting():
+def test_an_outage_blocks_only_ocr_claims():
     sim.ready_run()
     server_state.mark_out("http://ocr", "refused", misconfigured=False)
     assert try_claim(Stage.OCR, server="http://ocr") is None
@@ -112,8 +112,8 @@ def test_renewing_extends_the_lease():
     leases.require_valid(run)
 
 
-def test_a_lease_whose_time_is_over_cannot_be_renewed():
-    """Its owner was frozen and has given up; the run must not wait for another lease."""
+def test_an_expired_lease_cannot_be_renewed():
+    """Its owner was frozen and has stopped; the run must not wait for another lease."""
     sim.add_document()
     run = claim()
     sim.outlast(run.id)
@@ -125,7 +125,7 @@ def expire_all():
     return leases.release_expired(lease(seconds=0.001))
 
 
-def test_a_release_is_nobodys_fault():
+def test_a_release_counts_neither_as_crash_nor_as_expiry():
     sim.add_document()
     for epoch in range(1, 15):
         run = claim()
@@ -138,7 +138,7 @@ def test_a_release_is_nobodys_fault():
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_a_released_run_waits_where_it_was_claimed(stage):
+def test_a_released_run_returns_to_the_stage_of_its_claim(stage):
     sim.add_document() if stage is Stage.PREPARE else sim.ready_run()
     run = claim(stage)
     sim.execute("UPDATE runs SET state = 'finishing'")
@@ -146,7 +146,7 @@ def test_a_released_run_waits_where_it_was_claimed(stage):
     assert run_row(run.id).state == stage.waiting
 
 
-def test_a_release_waits_for_the_renewal_that_is_under_way():
+def test_a_release_waits_for_a_renewal_in_progress():
     sim.add_document()
     run = claim()
     released = []
@@ -160,7 +160,7 @@ def test_a_release_waits_for_the_renewal_that_is_under_way():
     assert run_row(run.id).state == RunState.QUEUED
 
 
-def test_a_crash_is_counted_though_the_dead_childs_transaction_lingers():
+def test_a_crash_is_counted_although_the_childs_transaction_is_still_open():
     sim.add_document()
     run = claim(task="t")
     counted = []
@@ -176,7 +176,7 @@ def test_a_crash_is_counted_though_the_dead_childs_transaction_lingers():
     assert run_row(run.id).crashes == 1
 
 
-def test_a_row_that_its_owner_writes_to_does_not_expire():
+def test_a_lease_does_not_expire_while_its_owner_writes_to_the_row():
     sim.add_document()
     run = claim()
     sim.outlast(run.id)
@@ -186,7 +186,7 @@ def test_a_row_that_its_owner_writes_to_does_not_expire():
     assert expire_all() == 1
 
 
-def test_an_owner_that_freezes_inside_a_transaction_does_not_keep_its_run(environment):
+def test_an_owner_frozen_inside_a_transaction_loses_its_run(environment):
     environment(RAG_SERVICE_LEASE_RENEW_EVERY="0.2")
     sim.add_document()
     run = claim()
@@ -202,24 +202,24 @@ def test_an_owner_that_freezes_inside_a_transaction_does_not_keep_its_run(enviro
     assert run_row(run.id).state == RunState.QUEUED
 
 
-def test_a_worker_that_stops_gives_back_what_it_holds_and_no_more():
+def test_a_stopping_worker_releases_its_own_runs_only():
     sim.add_document()
     sim.add_document()
-    mine, other = claim(worker="a"), claim(worker="b")
+    own, other = claim(worker="a"), claim(worker="b")
     assert leases.release_worker("a") == 1
-    assert run_row(mine.id).state == RunState.QUEUED
+    assert run_row(own.id).state == RunState.QUEUED
     assert leases.is_valid(other)
 
 
-def test_a_lost_child_releases_its_own_run_at_once():
+def test_the_run_of_a_lost_child_is_released_at_once():
     for _ in range(3):
         sim.add_document()
     lost = claim(worker="a", task="1")
-    spared = [claim(worker="a", task="2"), claim(worker="b", task="1")]
+    others = [claim(worker="a", task="2"), claim(worker="b", task="1")]
     assert leases.release_crashed("a", "1", lease())
     row = run_row(lost.id)
     assert (row.state, row.crashes, row.lease_worker) == ("queued", 1, None)
-    assert all(leases.is_valid(run) for run in spared)
+    assert all(leases.is_valid(run) for run in others)
     assert not leases.release_crashed("a", "1", lease())
 
 
@@ -228,7 +228,7 @@ def crash(run, task):
     return run_row(run.id)
 
 
-def test_the_third_crash_in_hand_names_the_pages_and_ends_the_run():
+def test_the_third_crash_fails_the_run_and_names_the_pages_in_progress():
     run = sim.ready_run(PageState.PENDING, PageState.PENDING)
     for number in range(3):
         held = claim(Stage.OCR, task=f"t{number}")
@@ -242,7 +242,7 @@ def test_the_third_crash_in_hand_names_the_pages_and_ends_the_run():
     assert sim.document_row(run.document_id).current_run_id == run.id
 
 
-def test_a_page_in_an_earlier_claims_hand_is_not_blamed():
+def test_pages_of_an_earlier_claim_are_not_named():
     run = sim.ready_run(PageState.PENDING)
     run_pages.mark_in_progress(claim(Stage.OCR, task="t0"), 1)
     crash(run, "t0")
@@ -252,7 +252,7 @@ def test_a_page_in_an_earlier_claims_hand_is_not_blamed():
     assert "pages in progress: 2)" in crash(run, "t2").error_message
 
 
-def test_ten_expired_leases_end_the_run():
+def test_ten_expired_leases_fail_the_run():
     sim.add_document()
     for number in range(10):
         run = claim()
@@ -263,7 +263,7 @@ def test_ten_expired_leases_end_the_run():
     assert "no page in progress" in row.error_message
 
 
-def test_a_quarantined_run_never_comes_again():
+def test_a_quarantined_run_is_not_claimed_again():
     sim.add_document()
     for number in range(3):
         run = claim(task=str(number))
@@ -273,7 +273,7 @@ def test_a_quarantined_run_never_comes_again():
 
 
 @pytest.mark.parametrize("progress", ["page", "plan", "reuse"])
-def test_progress_clears_the_counts(progress):
+def test_progress_resets_the_counts(progress):
     document_id = sim.processed_document(PageState.NATIVE)
     sim.add_run(document_id)
     run = claim()
@@ -289,15 +289,15 @@ def test_progress_clears_the_counts(progress):
     assert (row.crashes, row.expiries) == (0, 0)
 
 
-def test_looking_for_pages_to_reuse_is_no_progress():
-    """A document that kills its worker at every start must not be tried for ever."""
+def test_a_reuse_without_any_page_is_no_progress():
+    """A document that crashes its worker at every start must not be tried forever."""
     document_id = sim.processed_document(PageState.NATIVE)
     sim.add_run(document_id)
     for number in range(3):
         run = claim(task=str(number))
         run_pages.reuse(run)
         row = crash(run, str(number))
-    assert row.state == RunState.FAILED, "crashes were forgotten"
+    assert row.state == RunState.FAILED, "the crashes were reset"
 
 
 def test_a_later_try_is_no_progress():
@@ -308,7 +308,7 @@ def test_a_later_try_is_no_progress():
     assert run_row(run.id).crashes == 2
 
 
-def test_nothing_expires_soon_after_postgresql_started():
+def test_no_lease_expires_soon_after_the_start_of_postgresql():
     sim.add_document()
     run = claim()
     sim.outlast(run.id)
@@ -317,7 +317,7 @@ def test_nothing_expires_soon_after_postgresql_started():
     assert expire_all() == 1
 
 
-def test_the_time_that_forks_hold_a_run_adds_up():
+def test_the_seconds_that_forks_hold_a_run_add_up():
     sim.add_document()
     run = claim()
     sim.execute("UPDATE runs SET held_since = now() - interval '100 s'")
@@ -334,7 +334,7 @@ def test_the_time_that_forks_hold_a_run_adds_up():
 WRITES = {
     "store_preflight": lambda run: runs.store_preflight(run, 9, []),
     "store_plan": lambda run: run_pages.store_plan(run, [sim.planned(7, PageState.NATIVE)]),
-    "store_plan of nothing": lambda run: run_pages.store_plan(run, []),
+    "store_plan without pages": lambda run: run_pages.store_plan(run, []),
     "reuse": run_pages.reuse,
     "hand_to_ocr": runs.hand_to_ocr,
     "hand_to_ocr with pages": lambda run: runs.hand_to_ocr(
@@ -346,12 +346,12 @@ WRITES = {
     "finish": runs.finish,
     "finish with pages": lambda run: runs.finish(run, [sim.planned(7, PageState.NATIVE)]),
     "fail": lambda run: runs.fail(run, Internal()),
-    "require": leases.require_valid,
+    "require_valid": leases.require_valid,
 }
 QUIET_WRITES = {
     "renew": lambda run: leases.renew(run, lease()),
     "release": leases.release,
-    "holds": leases.is_valid,
+    "is_valid": leases.is_valid,
 }
 
 
@@ -360,7 +360,7 @@ def lose_to_another(run):
     assert claim(Stage.OCR, worker="other").epoch == run.epoch + 1
 
 
-def lose_to_nobody(run):
+def lose_to_expiry(run):
     expire(run.id)
 
 
@@ -375,9 +375,9 @@ def lose_to_a_removal(run):
 
 
 @pytest.mark.parametrize(
-    "lose", [lose_to_another, lose_to_nobody, lose_to_a_cancel, lose_to_a_removal]
+    "lose", [lose_to_another, lose_to_expiry, lose_to_a_cancel, lose_to_a_removal]
 )
-def test_a_claim_that_is_gone_changes_nothing(lose):
+def test_a_write_under_a_lost_lease_changes_nothing(lose):
     sim.ready_run(PageState.PENDING)
     run = claim(Stage.OCR)
     lose(run)
@@ -391,8 +391,8 @@ def test_a_claim_that_is_gone_changes_nothing(lose):
         assert everything() == before, name
 
 
-def test_a_writer_that_waits_for_the_row_learns_that_the_claim_has_gone():
-    """The stale write begins while the row is still its own and comes after the release."""
+def test_a_write_that_waited_for_the_row_notices_the_lost_lease():
+    """The write begins while its lease is valid and gets the row after the release."""
     run = sim.ready_run()
     held = claim(Stage.OCR)
     results = []
@@ -413,7 +413,7 @@ def test_a_writer_that_waits_for_the_row_learns_that_the_claim_has_gone():
     assert sim.page_row(run.id, 1).state == PageState.PENDING
 
 
-def test_owner_crash_and_expiry_at_once_release_the_run_exactly_once():
+def test_concurrent_releases_release_the_run_exactly_once():
     sim.add_document()
     patient = lease(seconds=0.001, crash_limit=1000, expiry_limit=1000)
     for _ in range(ROUNDS):

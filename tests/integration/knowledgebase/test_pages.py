@@ -1,4 +1,4 @@
-"""Pages: planned once, stored once, tried later, taken over from earlier runs."""
+"""Pages: planned once, stored once, tried later, reused from earlier runs."""
 
 from dataclasses import replace
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("settings")
 
 
 def held_run(*states):
-    """A run that ocr holds: these pages after one that is pending."""
+    """Return a run held by OCR with one pending page, then pages in these states."""
     sim.ready_run(*states)
     return claim(Stage.OCR)
 
 
-def test_a_plan_says_what_is_done_and_what_remains():
+def test_a_plan_stores_done_and_pending_pages():
     sim.add_document()
     run = claim()
     states = [PageState.NATIVE, PageState.PENDING, PageState.BLANK, PageState.FAILED]
@@ -40,7 +40,7 @@ def test_a_plan_says_what_is_done_and_what_remains():
         assert run_pages.failed_numbers(connection, run.id) == [4]
 
 
-def test_a_page_that_is_planned_already_keeps_what_it_has():
+def test_a_planned_page_is_not_planned_again():
     run = held_run()
     sim.read(run, 1)
     before = page_row(run.id, 1)
@@ -58,7 +58,7 @@ def test_a_done_page_is_stored_once():
     assert page_row(run.id, 1) == before
 
 
-def test_what_is_known_of_a_read_page_is_kept():
+def test_the_columns_of_a_read_page_are_stored():
     run = held_run()
     run_pages.mark_in_progress(run, 1)
     assert page_row(run.id, 1).hand_epoch == run.epoch
@@ -79,7 +79,7 @@ def test_what_is_known_of_a_read_page_is_kept():
     assert (row.hand_epoch, row.tries, row.error_code) == (None, 0, None)
 
 
-def test_a_page_that_failed_says_why():
+def test_a_failed_page_has_its_error():
     run = held_run()
     error = OcrRejected("400: \x00 no")
     run_pages.store(run, StoredPage(1, PageState.FAILED, "", {}, error=error))
@@ -88,7 +88,7 @@ def test_a_page_that_failed_says_why():
     assert row.error_retryable is False
 
 
-def test_a_later_try_waits_its_time_and_is_counted():
+def test_a_later_try_is_counted_and_waits_for_its_time():
     run = held_run(PageState.PENDING)
     sim.read(run, 1, PageState.PENDING, retry_in=3600)
     assert run_pages.pending(run) == [PendingPage(1, 1, True), PendingPage(2, 0, False)]
@@ -102,13 +102,13 @@ def test_a_later_try_waits_its_time_and_is_counted():
     assert (page_row(run.id, 1).tries, page_row(run.id, 1).retry_at) == (1, None)
 
 
-def test_a_page_that_may_be_read_now_is_due_although_others_wait():
+def test_a_page_is_due_although_others_wait_for_their_later_try():
     run = held_run(PageState.PENDING)
     sim.read(run, 1, PageState.PENDING, retry_in=3600)
     assert run_pages.pending(run)[1] == PendingPage(2, 0, False)
 
 
-def test_the_plans_warnings_stay_beside_the_readers():
+def test_warnings_of_the_plan_and_of_the_reader_are_kept():
     sim.add_document()
     run = claim()
     row = sim.planned(1, PageState.PENDING)
@@ -119,7 +119,7 @@ def test_the_plans_warnings_stay_beside_the_readers():
     assert page_row(run.id, 1).warnings == [warning, cut]
 
 
-# What PostgreSQL refuses in text and JSONB, among what it takes.
+# Characters that PostgreSQL rejects in text and JSONB, and others.
 NASTY = st.text(st.sampled_from("a ü\n\x00\x01\x7f\ud800\udfff\uffff\U0001f600\\\"'"), max_size=12)
 
 
@@ -127,7 +127,7 @@ NASTY = st.text(st.sampled_from("a ü\n\x00\x01\x7f\ud800\udfff\uffff\U0001f600\
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(words=st.lists(NASTY, min_size=10, max_size=10))
-def test_no_text_from_outside_is_refused_by_the_database(words):
+def test_no_text_from_outside_is_rejected_by_the_database(words):
     sim.add_document()
     run = claim()
     remark = {"code": words[0], "message": words[1], words[2]: [words[3], {words[4]: 1}]}
@@ -143,14 +143,14 @@ def test_no_text_from_outside_is_refused_by_the_database(words):
     columns = {"engine": words[8], "model": words[9], "finish_reason": words[0]}
     run_pages.store(run, StoredPage(1, PageState.OCR, words[1], columns, [remark]))
     stored = page_row(run.id, 1)
-    assert stored.markdown == sim_clean(words[1])
-    assert stored.engine == sim_clean(words[8])
-    assert stored.warnings[-1]["message"] == sim_clean(words[1])
+    assert stored.markdown == expected_text(words[1])
+    assert stored.engine == expected_text(words[8])
+    assert stored.warnings[-1]["message"] == expected_text(words[1])
     runs.fail(run, error)
 
 
-def sim_clean(text):
-    """What must be left of these words, said independently of the product."""
+def expected_text(text):
+    """Return the text that must be stored, computed independently of the product."""
     gone = ("\x01", "\x7f", "\ud800", "\udfff", "\uffff")
     return "".join(" " if c == "\x00" else c for c in text if c not in gone)
 
@@ -181,7 +181,7 @@ def read_run(*states, prefix="text"):
     return run
 
 
-def test_good_pages_of_equal_options_are_taken_over_and_failed_ones_are_not():
+def test_good_pages_with_equal_options_are_reused_and_failed_ones_are_not():
     document_id = read_document(*ALL_STATES)
     first = sim.newest_run(document_id)
     sim.add_run(document_id)
@@ -206,13 +206,13 @@ def test_good_pages_of_equal_options_are_taken_over_and_failed_ones_are_not():
         replace(sim.OPTIONS, layout=LayoutMode.REGIONS),
     ],
 )
-def test_other_options_take_nothing_over(options):
+def test_nothing_is_reused_with_other_options(options):
     document_id = read_document(PageState.OCR, PageState.NATIVE)
     sim.add_run(document_id, options)
     assert run_pages.reuse(claim()) == 0
 
 
-def test_beside_pages_to_redo_all_that_answers_stays_whatever_it_was_read_with():
+def test_with_pages_to_redo_all_other_pages_of_the_current_run_are_reused():
     document_id = read_document(PageState.OCR, PageState.TRUNCATED, PageState.OCR, PageState.FAILED)
     other = replace(sim.OPTIONS, model="glm-ocr-2")
     sim.add_run(document_id, other, redo_pages=[1, 2])
@@ -223,7 +223,7 @@ def test_beside_pages_to_redo_all_that_answers_stays_whatever_it_was_read_with()
     assert page_row(run.id, 3).fingerprint == sim.OPTIONS.fingerprint
 
 
-def test_of_pages_that_stay_the_one_that_answers_comes_first():
+def test_with_pages_to_redo_the_current_runs_page_is_reused_first():
     document_id = read_document(PageState.OCR, PageState.OCR, PageState.FAILED)
     sim.add_run(document_id)
     read_run(PageState.OCR, PageState.FAILED, PageState.OCR, prefix="newer")
@@ -239,7 +239,7 @@ def test_of_pages_that_stay_the_one_that_answers_comes_first():
     assert page_row(run.id, 3).markdown == "newer 3"
 
 
-def test_the_newest_good_page_is_taken_over_though_a_newer_one_failed():
+def test_the_newest_good_page_is_reused_although_a_newer_one_failed():
     document_id = read_document(PageState.OCR, PageState.OCR)
     sim.add_run(document_id)
     read_run(PageState.OCR, PageState.FAILED, prefix="newer")
@@ -250,7 +250,7 @@ def test_the_newest_good_page_is_taken_over_though_a_newer_one_failed():
     assert page_row(run.id, 2).markdown == "text 2"
 
 
-def test_a_run_goes_back_to_pages_from_before_a_run_with_other_options():
+def test_pages_from_before_a_run_with_other_options_are_reused():
     document_id = read_document(PageState.OCR)
     sim.add_run(document_id, sim.OTHER_OPTIONS)
     read_run(PageState.OCR, prefix="forced")
@@ -260,7 +260,7 @@ def test_a_run_goes_back_to_pages_from_before_a_run_with_other_options():
     assert page_row(run.id, 1).markdown == "text 1"
 
 
-def test_pages_of_a_cancelled_run_are_taken_over():
+def test_pages_of_a_cancelled_run_are_reused():
     held = held_run(PageState.PENDING)
     sim.read(held, 1)
     sim.execute("UPDATE runs SET state = 'cancelled'")
@@ -270,13 +270,13 @@ def test_pages_of_a_cancelled_run_are_taken_over():
     assert planned_numbers(run) == {1}
 
 
-def test_no_page_comes_from_another_document():
+def test_no_page_is_reused_from_another_document():
     read_document(PageState.OCR)
     sim.add_document()
     assert run_pages.reuse(claim()) == 0
 
 
-def test_what_the_new_run_has_already_is_not_replaced():
+def test_pages_that_the_new_run_has_are_not_replaced():
     document_id = read_document(PageState.OCR, PageState.OCR)
     sim.add_run(document_id)
     run = claim()
@@ -285,7 +285,7 @@ def test_what_the_new_run_has_already_is_not_replaced():
     assert page_row(run.id, 1).state == PageState.PENDING
 
 
-def test_reuse_twice_at_once_copies_each_page_once():
+def test_concurrent_reuse_copies_each_page_once():
     document_id = read_document(*[PageState.OCR] * 5)
     for _ in range(10):
         sim.add_run(document_id)

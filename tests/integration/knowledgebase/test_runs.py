@@ -1,4 +1,4 @@
-"""How runs are made, handed on and ended, and which one speaks for its document."""
+"""Runs: added, handed to OCR, ended; and the document's current run."""
 
 from dataclasses import replace
 
@@ -29,12 +29,12 @@ def cancel(document_id):
         return runs.cancel(connection, document_id, Cancelled())
 
 
-def hide(document_id):
+def mark_deleted(document_id):
     with begin() as connection:
         return document_rows.mark_deleted(connection, document_id)
 
 
-def test_the_fingerprint_tells_any_two_options_apart():
+def test_different_options_have_different_fingerprints():
     options = [
         RunOptions("glmocr", "m", "auto", 150, LayoutMode.AUTO),
         RunOptions("other", "m", "auto", 150, LayoutMode.AUTO),
@@ -48,7 +48,7 @@ def test_the_fingerprint_tells_any_two_options_apart():
     assert options[0].fingerprint == replace(options[0]).fingerprint
 
 
-def test_handing_to_ocr_frees_the_run_for_the_next_stage():
+def test_handing_to_ocr_releases_the_run_to_the_next_stage():
     run = sim.ready_run(PageState.NATIVE)
     row = run_row(run.id)
     assert (row.state, row.lease_worker, row.held_since) == ("ready", None, None)
@@ -84,7 +84,7 @@ def test_failed_pages_fail_the_run_and_are_named_with_their_causes():
     assert "1 x ocr_empty" in row.error_message
 
 
-def test_the_last_planned_pages_are_stored_as_the_run_ends():
+def test_the_last_planned_pages_are_stored_when_the_run_ends():
     sim.add_document()
     run = claim()
     sim.plan(run, PageState.NATIVE)
@@ -96,7 +96,7 @@ def test_the_last_planned_pages_are_stored_as_the_run_ends():
     assert row.crashes == 0
 
 
-def test_the_last_planned_pages_are_stored_as_the_run_is_handed_on():
+def test_the_last_planned_pages_are_stored_when_the_run_is_handed_to_ocr():
     sim.add_document()
     run = claim()
     sim.plan(run, PageState.NATIVE)
@@ -106,7 +106,7 @@ def test_the_last_planned_pages_are_stored_as_the_run_is_handed_on():
     assert [page.number for page in run_pages.pending(claim(Stage.OCR))] == [2]
 
 
-def test_a_finish_that_broke_off_is_taken_up_again():
+def test_an_interrupted_finish_is_resumed():
     sim.add_document()
     run = claim()
     sim.plan(run, PageState.NATIVE)
@@ -115,7 +115,7 @@ def test_a_finish_that_broke_off_is_taken_up_again():
     assert runs.finish(claim()) is RunState.PROCESSED
 
 
-def test_an_error_ends_the_run_and_its_text_is_made_fit():
+def test_an_error_ends_the_run_and_its_text_is_cleaned():
     sim.add_document()
     run = claim()
     runs.fail(run, DocumentTimeout("nul \x00 surrogate \udc80"))
@@ -127,7 +127,7 @@ def test_an_error_ends_the_run_and_its_text_is_made_fit():
     assert run_row(run.id) == row
 
 
-def test_an_ended_run_stays_as_it_ended():
+def test_an_ended_run_does_not_change():
     document_id = sim.processed_document(PageState.NATIVE)
     before = newest_run(document_id)
     assert not cancel(document_id)
@@ -135,7 +135,7 @@ def test_an_ended_run_stays_as_it_ended():
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_cancel_ends_a_run_that_waits_and_one_that_is_held(stage):
+def test_cancel_ends_a_waiting_and_a_claimed_run(stage):
     for held in (False, True):
         document_id = sim.add_document() if stage is Stage.PREPARE else sim.ready_run().document_id
         run = claim(stage) if held else None
@@ -154,7 +154,7 @@ def outcome(action):
         return False
 
 
-def test_of_a_cancel_and_a_finish_exactly_one_wins():
+def test_exactly_one_of_a_cancel_and_a_finish_succeeds():
     winners = set()
     for _ in range(ROUNDS):
         document_id = sim.add_document()
@@ -172,7 +172,7 @@ def test_of_a_cancel_and_a_finish_exactly_one_wins():
     assert winners <= {"processed", "cancelled"}
 
 
-def test_a_document_has_one_active_run_however_many_ask_at_once():
+def test_concurrent_calls_add_one_active_run():
     document_id = sim.processed_document(PageState.NATIVE)
     for number in range(2, ROUNDS):
         outcomes = at_once(*[lambda: sim.add_run(document_id)] * 4)
@@ -185,7 +185,7 @@ def test_a_document_has_one_active_run_however_many_ask_at_once():
 
 def test_a_deleted_document_gets_no_new_run():
     hidden, gone = (sim.processed_document(PageState.NATIVE) for _ in range(2))
-    hide(hidden)
+    mark_deleted(hidden)
     with begin() as connection:
         document_rows.remove(connection, gone)
     for document_id in (hidden, gone, "unknown"):
@@ -194,7 +194,7 @@ def test_a_deleted_document_gets_no_new_run():
     assert len(sim.rows("SELECT id FROM runs")) == 1
 
 
-def test_the_options_of_a_run_are_kept():
+def test_the_options_of_a_run_are_stored():
     document_id = sim.add_document(options=sim.OTHER_OPTIONS)
     row = newest_run(document_id)
     assert (row.parser, row.model, row.ocr, row.dpi) == ("glmocr", "glm-ocr", "force", 150)
@@ -220,7 +220,7 @@ FAILED, GOOD = PageState.FAILED, PageState.NATIVE
         ([[FAILED], [FAILED], ["cancelled"]], 2),
     ],
 )
-def test_the_current_run_is_the_newest_processed_else_the_failed_one_with_most(history, current):
+def test_the_current_run_is_the_newest_processed_else_the_best_failed_one(history, current):
     document_id = sim.add_document()
     for number, states in enumerate(history, start=1):
         if number > 1:
@@ -235,7 +235,7 @@ def test_the_current_run_is_the_newest_processed_else_the_failed_one_with_most(h
     assert (chosen and run_row(chosen).number) == current
 
 
-def test_the_old_run_speaks_until_the_new_one_has_ended():
+def test_the_old_run_is_current_until_the_new_one_has_ended():
     document_id = sim.processed_document(PageState.NATIVE)
     old = document_row(document_id).current_run_id
     new = sim.add_run(document_id)
@@ -262,7 +262,7 @@ def test_every_good_state_counts_for_the_current_run():
     assert document_row(document_id).current_run_id == better.id
 
 
-def test_what_may_be_claimed_is_named_best_first():
+def test_claimable_runs_are_listed_in_claim_order():
     bulk, urgent = sim.add_document(), sim.add_document(Priority.INTERACTIVE)
     targets = runs.next_claimable(Stage.PREPARE, None, 5)
     assert [target.run_id for target in targets] == [newest_run(urgent).id, newest_run(bulk).id]
@@ -273,7 +273,7 @@ def test_what_may_be_claimed_is_named_best_first():
     assert runs.next_claimable(Stage.OCR, None, 5) == []
 
 
-def test_the_backlog_counts_what_has_not_ended():
+def test_the_backlog_counts_runs_that_have_not_ended():
     sim.processed_document(PageState.NATIVE)
     sim.ready_run()
     sim.add_document()
@@ -282,7 +282,7 @@ def test_the_backlog_counts_what_has_not_ended():
         assert runs.backlog(connection) == 2
 
 
-def test_preflight_remarks_are_kept_fit():
+def test_preflight_warnings_are_cleaned_and_stored():
     sim.add_document()
     run = claim()
     runs.store_preflight(run, 7, [{"code": "repaired_pdf", "message": "a\x00b\ud800"}])

@@ -1,4 +1,4 @@
-"""The migrations make the very tables that the models describe."""
+"""The migrations make the same tables as the models."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ MIGRATE = "from rag_service.database.schema import migrate; print(migrate())"
 
 @pytest.fixture(autouse=True)
 def empty_database(database, environment):
-    """A database of its own: these tests take the tables away."""
+    """A separate database, because these tests drop the tables."""
     name = f"schema_{uuid.uuid4().hex}"
     admin = create_engine(database, isolation_level="AUTOCOMMIT", poolclass=NullPool)
     with admin.connect() as connection:
@@ -67,7 +67,7 @@ def test_the_migrations_and_the_models_agree():
 
 
 def test_partial_indexes_have_the_models_conditions():
-    """Alembic does not compare an index's WHERE."""
+    """Alembic does not compare the condition of a partial index."""
     schema.migrate()
     migrated = partial_indexes()
     downgrade()
@@ -76,7 +76,7 @@ def test_partial_indexes_have_the_models_conditions():
     assert "uq_runs_active" in migrated
 
 
-def test_up_down_and_up_again():
+def test_upgrade_downgrade_and_upgrade_again():
     with pytest.raises(ConfigurationError, match=re.escape("run `rag-service migrate`")):
         schema.require_migrated()
     assert schema.migrate() == schema.newest_revision()
@@ -89,14 +89,14 @@ def test_up_down_and_up_again():
     schema.require_migrated()
 
 
-def test_migrating_what_is_new_already_changes_nothing():
+def test_migrating_a_current_database_changes_nothing():
     schema.migrate()
     document_id = sim.add_document()
     assert schema.migrate() == schema.current_revision()
     assert sim.document_row(document_id).filename == "a.pdf"
 
 
-def test_several_processes_that_migrate_at_once_wait_for_each_other():
+def test_concurrent_migrations_wait_for_each_other():
     started = [
         subprocess.Popen([sys.executable, "-c", MIGRATE], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -105,7 +105,7 @@ def test_several_processes_that_migrate_at_once_wait_for_each_other():
     assert answers == [schema.newest_revision()] * 2
 
 
-def test_a_migration_that_takes_longer_than_our_lock_limit_is_waited_for(monkeypatch):
+def test_a_migration_waits_for_another_longer_than_the_lock_timeout(monkeypatch):
     done = []
     thread = threading.Thread(target=lambda: done.append(schema.migrate()))
     monkeypatch.setattr("rag_service.database.engine.LOCK_SECONDS", 0.1)
@@ -134,7 +134,7 @@ VALUES ('r', 1, 'ocr', '', 'ocr', 595, 842, 'text', 'before', false, 0, '[]')
 """
 
 
-def test_pages_read_before_there_were_regions_are_whole_pages_and_still_reused():
+def test_pages_from_before_regions_existed_are_still_reused():
     move(command.upgrade, "0002")
     document_id = sim.insert_document()
     sim.execute(OLD_RUN, document=document_id)

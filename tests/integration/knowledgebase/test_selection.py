@@ -1,4 +1,4 @@
-"""Which documents a bulk redo means."""
+"""Selection of documents and pages for a reprocess."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -32,7 +32,7 @@ def failed_document(error, **wishes):
     return document_id
 
 
-def test_empty_selectors_say_so():
+def test_selectors_know_that_they_are_empty():
     assert Selectors().empty
     assert Selectors(error="", collection="", model_was="").empty
     assert not any(
@@ -49,7 +49,7 @@ def test_empty_selectors_say_so():
     )
 
 
-def test_by_state_code_and_collection_together():
+def test_selection_by_state_code_and_collection():
     locked = failed_document(EncryptedPdf(), collection="a")
     outage = failed_document(OcrUnavailable(), collection="b")
     good = sim.processed_document(PageState.NATIVE)
@@ -61,13 +61,13 @@ def test_by_state_code_and_collection_together():
     assert selected(error="unknown") == []
 
 
-def test_a_code_is_also_that_of_a_failed_page():
+def test_an_error_code_also_selects_by_failed_pages():
     document_id = sim.processed_document(PageState.NATIVE, PageState.FAILED)
     assert selected(error="page_unrenderable") == [document_id]
     assert selected(error="pages_failed") == [document_id]
 
 
-def test_failed_and_error_look_at_the_newest_run():
+def test_failed_and_error_are_checked_on_the_newest_run():
     redone = failed_document(EncryptedPdf())
     sim.add_run(redone)
     assert selected(failed=True) == selected(error="encrypted_pdf") == []
@@ -81,7 +81,7 @@ def test_failed_and_error_look_at_the_newest_run():
     assert selected(failed=True) == selected(error="ocr_unavailable") == [redone]
 
 
-def test_ids_and_the_other_selectors_narrow_together():
+def test_ids_and_other_selectors_are_combined():
     locked = failed_document(EncryptedPdf(), collection="a")
     outage = failed_document(OcrUnavailable(), collection="b")
     good = sim.processed_document(PageState.NATIVE)
@@ -93,7 +93,7 @@ def test_ids_and_the_other_selectors_narrow_together():
     assert selected(ids=(good,), failed=True) == []
 
 
-def test_unknown_ids_are_those_of_no_document():
+def test_unknown_ids_are_returned():
     known, gone = sim.add_document(), sim.add_document()
     sim.execute("UPDATE documents SET deleted_at = now() WHERE id = :id", id=gone)
     with begin() as connection:
@@ -101,7 +101,7 @@ def test_unknown_ids_are_those_of_no_document():
         assert unknown_ids(connection, ()) == []
 
 
-def test_what_killed_workers_is_redone_by_id_only():
+def test_documents_that_crashed_workers_are_selected_by_id_only():
     document_id = failed_document(WorkerCrashed())
     for selectors in ({"failed": True}, {"error": "worker_crashed"}, {"collection": "default"}):
         assert selected(**selectors) == []
@@ -109,13 +109,13 @@ def test_what_killed_workers_is_redone_by_id_only():
     assert selected(ids=(document_id,), failed=True) == [document_id]
 
 
-def test_deleted_documents_are_not_meant():
+def test_deleted_documents_are_not_selected():
     document_id = failed_document(EncryptedPdf())
     sim.execute("UPDATE documents SET deleted_at = now()")
     assert selected(failed=True) == selected(ids=(document_id,)) == []
 
 
-def test_a_candidate_brings_its_newest_runs_options_and_the_pages_that_are_known():
+def test_a_candidate_has_its_newest_runs_options_and_page_count():
     document_id = sim.processed_document(PageState.NATIVE)
     sim.add_run(document_id, sim.OTHER_OPTIONS)
     with begin() as connection:
@@ -123,7 +123,7 @@ def test_a_candidate_brings_its_newest_runs_options_and_the_pages_that_are_known
     assert (one.state, one.active, one.ocr, one.pages) == (RunState.QUEUED, True, "force", 1)
 
 
-def test_good_pages_are_counted_once_whatever_run_they_are_in():
+def test_good_pages_in_several_runs_are_counted_once():
     document_id = sim.processed_document(PageState.NATIVE, PageState.FAILED, PageState.BLANK)
     sim.add_run(document_id)
     run = claim()
@@ -135,7 +135,7 @@ def test_good_pages_are_counted_once_whatever_run_they_are_in():
 
 
 def read_document(*columns, state=PageState.OCR):
-    """A processed document whose pages were read so."""
+    """Add a processed document whose pages have these columns."""
     document_id = sim.add_document()
     run = claim()
     sim.plan(run, *[PageState.PENDING] * len(columns))
@@ -160,19 +160,19 @@ def chosen(numbers=(), **selectors):
         ("dpi_was", 137, "dpi", (137.0, 150.0, 136.6)),
     ],
 )
-def test_pages_are_chosen_by_what_they_carry(selector, value, column, carried):
+def test_pages_are_selected_by_their_columns(selector, value, column, carried):
     some = read_document(*({column: one} for one in carried))
     read_document({column: carried[1]}, {})
     assert chosen(**{selector: value}) == {some: (1, 3)}
 
 
-def test_truncated_pages_are_chosen():
+def test_truncated_pages_are_selected():
     cut = read_document({}, state=PageState.TRUNCATED)
     read_document({})
     assert chosen(truncated=True) == {cut: (1,)}
 
 
-def test_one_page_must_fit_all_selectors_of_pages():
+def test_one_page_must_satisfy_all_conditions_on_pages():
     apart = read_document({"model": "old"}, {"engine": "vllm"})
     both = read_document({}, {"model": "old", "engine": "vllm"})
     assert chosen(model_was="old", engine_was="vllm") == {both: (2,)}
@@ -180,7 +180,7 @@ def test_one_page_must_fit_all_selectors_of_pages():
     assert chosen(collection="elsewhere", model_was="old") == {}
 
 
-def test_numbers_choose_pages_and_never_documents():
+def test_page_numbers_select_pages_and_never_documents():
     three, one = read_document(*[{"model": "old"}] * 3), read_document({})
     numbers = [(2, 2), (3, 9)]
     assert chosen(numbers, collection="default") == {three: (2, 3), one: ()}
@@ -189,8 +189,8 @@ def test_numbers_choose_pages_and_never_documents():
     assert chosen(collection="default") == {three: None, one: None}
 
 
-def test_selectors_of_pages_look_at_the_text_that_answers():
-    """A redo that failed or was cancelled has changed nothing yet."""
+def test_conditions_on_pages_are_checked_on_the_current_run():
+    """A later run that failed or was cancelled does not count."""
     document_id = read_document({"model": "old"}, {"model": "old"})
     for end in (lambda run: runs.fail(run, OcrUnavailable()), runs.finish):
         sim.add_run(document_id, sim.OTHER_OPTIONS)
@@ -204,14 +204,14 @@ def test_selectors_of_pages_look_at_the_text_that_answers():
     assert chosen(model_was="new") == {document_id: (1,)}
 
 
-def test_the_parser_is_that_of_the_text_that_answers():
+def test_the_parser_is_checked_on_the_current_run():
     document_id = sim.processed_document(PageState.NATIVE)
     sim.add_run(document_id, replace(sim.OPTIONS, parser="other"))
     assert selected(parser_was="glmocr") == [document_id]
     assert selected(parser_was="other") == []
 
 
-def test_times_are_those_at_which_newest_runs_ended():
+def test_times_are_compared_with_the_end_of_the_newest_run():
     early, late = failed_document(EncryptedPdf()), failed_document(EncryptedPdf())
     sim.add_document()
     for document_id, when in ((early, "2026-03-01 10:00Z"), (late, "2026-03-02 10:00Z")):

@@ -1,4 +1,4 @@
-"""An OCR server's outage as all workers see it: parking, the trial of one page, giving up."""
+"""An OCR server's outage: parked runs, the trial with one page, the outage limit."""
 
 import pytest
 
@@ -31,14 +31,14 @@ def pass_time(interval):
     sim.execute(f"UPDATE runs SET ready_at = ready_at - interval '{interval}'")
 
 
-def test_nothing_is_known_at_first_and_nothing_is_held_back():
+def test_an_unknown_server_blocks_no_claim():
     ready_run()
     assert server_state.get(URL) is None
     assert claim_ocr() is not None
 
 
 @pytest.mark.parametrize("misconfigured", [False, True])
-def test_an_outage_is_one_from_its_first_note_on(misconfigured):
+def test_an_outage_begins_with_its_first_report(misconfigured):
     mark_out(misconfigured=misconfigured)
     first = server_state.get(URL)
     expected = ServerState.MISCONFIGURED if misconfigured else ServerState.DOWN
@@ -48,14 +48,14 @@ def test_an_outage_is_one_from_its_first_note_on(misconfigured):
     assert (again.message, again.down_since) == ("still", first.down_since)
 
 
-def test_an_outage_is_news_once_in_each_way():
+def test_an_outage_is_reported_as_new_once_in_each_state():
     news = [mark_out(), mark_out(), mark_out(misconfigured=True), mark_out(misconfigured=True)]
     assert news == [True, False, True, False]
     server_state.mark_answered(URL)
     assert mark_out()
 
 
-def test_alarms_stand_beside_the_state_until_they_are_taken_back():
+def test_alarms_are_kept_beside_the_state_until_they_are_removed():
     server_state.mark_answered(URL)
     assert server_state.get(URL).alarms == {}
     server_state.set_alarms(URL, {"ocr_server": "down: a\nb: c", "no_gpu_workers": "none: \ud800"})
@@ -67,7 +67,7 @@ def test_alarms_stand_beside_the_state_until_they_are_taken_back():
     assert server_state.get(URL).alarms == {}
 
 
-def test_a_servers_words_are_made_fit_for_the_database():
+def test_a_servers_message_is_cleaned_for_the_database():
     server_state.mark_out(URL, "body: \x00\ud800 end", misconfigured=True)
     server_state.mark_out(URL, "again: \x00\ud800 end", misconfigured=True)
     assert server_state.get(URL).message == "again:   end"
@@ -86,7 +86,7 @@ def test_an_answered_page_ends_the_outage():
     assert claim_ocr().id == run.id
 
 
-def test_exactly_one_run_tries_and_an_answer_lets_all_others_go_on():
+def test_exactly_one_run_tries_and_an_answered_page_ends_the_outage():
     parked = [ready_run().id for _ in range(4)]
     mark_out()
     assert claim_ocr() is None
@@ -98,7 +98,7 @@ def test_exactly_one_run_tries_and_an_answer_lets_all_others_go_on():
     assert {claim_ocr().id for _ in range(3)} == set(parked[1:])
 
 
-def test_two_probes_at_once_begin_one_trial():
+def test_concurrent_probes_begin_one_trial():
     for _ in range(20):
         ready_run()
         mark_out()
@@ -108,14 +108,14 @@ def test_two_probes_at_once_begin_one_trial():
         assert sum(run is not None for run in taken) == 1
 
 
-def test_the_most_urgent_run_tries():
+def test_the_run_with_the_highest_priority_tries():
     ready_run()
     urgent = ready_run(priority=Priority.INTERACTIVE)
     mark_out()
     assert server_state.begin_trial(URL) == urgent.id
 
 
-def test_a_run_that_waits_for_its_time_does_not_hold_up_the_trial():
+def test_a_run_that_waits_for_a_later_try_does_not_delay_the_trial():
     waiting, due = ready_run(), ready_run()
     leases.release(claim(Stage.OCR), retry_in=3600)
     assert run_row(waiting.id).retry_at is not None
@@ -124,7 +124,7 @@ def test_a_run_that_waits_for_its_time_does_not_hold_up_the_trial():
     assert claim_ocr().id == due.id
 
 
-def test_where_all_wait_for_their_time_the_server_stays_out():
+def test_the_server_stays_out_if_all_runs_wait_for_a_later_try():
     run = ready_run()
     leases.release(claim(Stage.OCR), retry_in=3600)
     mark_out()
@@ -134,7 +134,7 @@ def test_where_all_wait_for_their_time_the_server_stays_out():
     assert server_state.begin_trial(URL) == run.id
 
 
-def test_a_trial_that_waits_for_a_later_try_gives_its_turn_to_others():
+def test_a_trial_ends_if_its_run_waits_for_a_later_try():
     first, second = ready_run(), ready_run()
     mark_out()
     assert server_state.begin_trial(URL) == first.id
@@ -143,7 +143,7 @@ def test_a_trial_that_waits_for_a_later_try_gives_its_turn_to_others():
     assert server_state.begin_trial(URL) == second.id
 
 
-def test_a_failed_trial_parks_all_again():
+def test_a_failed_trial_parks_all_runs_again():
     first, second = ready_run(), ready_run()
     mark_out()
     assert server_state.begin_trial(URL) == first.id
@@ -151,13 +151,13 @@ def test_a_failed_trial_parks_all_again():
     mark_out()
     leases.release(held)
     assert claim_ocr() is None
-    # The one that has not brought the server down yet.
+    # The run that has not crashed the server yet.
     assert server_state.begin_trial(URL) == second.id
     row = run_row(first.id)
     assert (row.crashes, row.expiries) == (0, 0)
 
 
-def test_a_run_that_sends_nothing_gives_its_turn_to_others():
+def test_a_trial_ends_if_its_run_has_nothing_to_send():
     first, second = ready_run(), ready_run()
     mark_out()
     assert server_state.begin_trial(URL) == first.id
@@ -172,7 +172,7 @@ def test_a_run_that_sends_nothing_gives_its_turn_to_others():
     assert state() is ServerState.UP
 
 
-def test_a_trial_outlives_the_crash_of_its_worker():
+def test_a_trial_survives_the_crash_of_its_worker():
     run = ready_run()
     mark_out()
     server_state.begin_trial(URL)
@@ -184,7 +184,7 @@ def test_a_trial_outlives_the_crash_of_its_worker():
 
 
 @pytest.mark.parametrize("how", ["cancelled", "failed", "removed"])
-def test_a_trial_whose_run_has_ended_is_over(how):
+def test_a_trial_ends_with_its_run(how):
     run = ready_run()
     other = ready_run()
     mark_out()
@@ -200,7 +200,7 @@ def test_a_trial_whose_run_has_ended_is_over(how):
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_a_trial_that_goes_on_is_left_alone(held):
+def test_a_trial_in_progress_is_not_ended(held):
     ready_run()
     mark_out()
     server_state.begin_trial(URL)
@@ -210,7 +210,7 @@ def test_a_trial_that_goes_on_is_left_alone(held):
     assert state() is ServerState.TRIAL
 
 
-def test_a_server_that_nobody_waits_for_counts_as_up():
+def test_a_server_without_waiting_runs_counts_as_up():
     mark_out()
     assert server_state.begin_trial(URL) is None
     record = server_state.get(URL)
@@ -224,7 +224,7 @@ def test_a_server_that_is_up_needs_no_trial():
     assert state() is ServerState.UP
 
 
-def test_parked_runs_fail_once_the_outage_has_lasted_its_limit():
+def test_parked_runs_fail_at_the_outage_limit():
     run = ready_run(PageState.NATIVE)
     sim.add_document()
     mark_out()
@@ -238,7 +238,7 @@ def test_parked_runs_fail_once_the_outage_has_lasted_its_limit():
     assert try_claim(Stage.PREPARE) is not None
 
 
-def test_a_run_that_came_late_into_an_outage_has_its_own_time():
+def test_the_outage_limit_counts_from_when_a_run_became_ready():
     mark_out()
     pass_time("3 days")
     run = ready_run()
@@ -246,14 +246,14 @@ def test_a_run_that_came_late_into_an_outage_has_its_own_time():
     assert run_row(run.id).state == RunState.READY
 
 
-def test_a_run_that_was_long_at_work_does_not_fail_with_the_outage_that_begins():
+def test_a_long_run_does_not_fail_when_an_outage_begins():
     ready_run()
     pass_time("3 days")
     mark_out()
     assert server_state.fail_long_parked(URL, DAY, OcrUnavailable()) == 0
 
 
-def test_an_answered_page_begins_the_time_anew():
+def test_an_answered_page_restarts_the_outage_limit():
     ready_run()
     mark_out()
     pass_time("3 days")
@@ -274,7 +274,7 @@ def test_a_run_that_is_being_claimed_for_the_trial_does_not_fail():
     assert run_row(run.id).state == RunState.OCR
 
 
-def test_doorbells_are_not_wanted_for_parked_runs():
+def test_no_wake_up_messages_are_wanted_for_parked_runs():
     ready_run()
     ready_run()
     mark_out()

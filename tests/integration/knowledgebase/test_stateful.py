@@ -1,7 +1,7 @@
-"""Any order of what people, workers and maintenance do leaves the knowledgebase consistent.
+"""Random sequences of steps by users, workers and maintenance keep the database consistent.
 
-Several workers, some of whose claims are long gone, drive the real database through random
-steps; after each step the rules must hold, and at the end every document gets its one record.
+Several workers, some with lost leases, execute random steps on a real database; after each step
+the rules must hold, and at the end every document has its final record.
 """
 
 import uuid
@@ -38,7 +38,7 @@ COUNT_LIMIT = 3
 
 
 def settled(page):
-    """The page's columns but for the claim that last sent it out."""
+    """Return the page's columns except the epoch of the claim that last sent it."""
     return {name: value for name, value in page._mapping.items() if name != "hand_epoch"}
 
 
@@ -50,33 +50,33 @@ class Knowledgebase(RuleBasedStateMachine):
         self.documents = []
         self.seen_runs = {}
         self.seen_pages = {}
-        self.world = sim.everything()
+        self.before = sim.everything()
         self.lease = sim.lease(seconds=0.001, crash_limit=COUNT_LIMIT, expiry_limit=COUNT_LIMIT)
 
     def claim_of(self, index):
-        """Any claim ever granted; the later ones are likelier to stand still."""
+        """Return any of the last claims, most of which are still valid."""
         return self.claims[-1 - index % min(len(self.claims), 6)]
 
     def document_of(self, index):
         return self.documents[index % len(self.documents)]
 
     def row(self, run):
-        """The run's row before this step, or None where it is gone."""
-        return next((row for row in self.world["runs"] if row.id == run.id), None)
+        """Return the run's row before this step, or None if it was removed."""
+        return next((row for row in self.before["runs"] if row.id == run.id), None)
 
-    def stands(self, run):
+    def is_valid(self, run):
         row = self.row(run)
         return row is not None and row.epoch == run.epoch and row.state in HELD
 
     def write(self, run, action):
-        """A write under a claim lands where the claim stands, and else changes nothing."""
-        if self.stands(run):
+        """Check that a write succeeds under a valid lease and else changes nothing."""
+        if self.is_valid(run):
             action()
             return
         try:
             action()
         except LeaseLost:
-            assert sim.everything() == self.world, "a stale write landed"
+            assert sim.everything() == self.before, "a stale write changed something"
         else:
             raise AssertionError("a stale write raised nothing")
 
@@ -94,12 +94,12 @@ class Knowledgebase(RuleBasedStateMachine):
             self.claims.append(run)
 
     def best(self, stage, worker):
-        """What the claim must bring, said in Python."""
-        held = [run for run in self.world["runs"] if run.lease_worker == worker]
+        """Return the run that the claim must return, computed in Python."""
+        held = [run for run in self.before["runs"] if run.lease_worker == worker]
         bulk = sum(run.priority == Priority.BULK for run in held)
         waiting = [
             (run.priority, run.created_at, run.id)
-            for run in self.world["runs"]
+            for run in self.before["runs"]
             if run.state == stage.waiting
             and (run.priority < Priority.BULK or bulk < WORKERS[worker] - 1)
         ]
@@ -140,7 +140,7 @@ class Knowledgebase(RuleBasedStateMachine):
     @rule(index=ANY)
     def finish(self, index):
         run = self.claim_of(index)
-        if not self.stands(run) or (sim.planned_numbers(run) and not run_pages.pending(run)):
+        if not self.is_valid(run) or (sim.planned_numbers(run) and not run_pages.pending(run)):
             self.write(run, lambda: runs.finish(run))
 
     @precondition(lambda self: self.claims)
@@ -153,9 +153,9 @@ class Knowledgebase(RuleBasedStateMachine):
     @rule(index=ANY)
     def release(self, index):
         run = self.claim_of(index)
-        stands = self.stands(run)
+        stands = self.is_valid(run)
         assert leases.release(run) == stands
-        assert stands or sim.everything() == self.world
+        assert stands or sim.everything() == self.before
 
     @precondition(lambda self: self.claims)
     @rule(index=ANY)
@@ -170,7 +170,7 @@ class Knowledgebase(RuleBasedStateMachine):
     @rule(index=ANY)
     def expire(self, index):
         run = self.claim_of(index)
-        if self.stands(run):
+        if self.is_valid(run):
             sim.outlast(run.id)
             assert leases.release_expired(self.lease) >= 1
             assert not leases.is_valid(run)
@@ -208,7 +208,7 @@ class Knowledgebase(RuleBasedStateMachine):
 
     @invariant()
     def the_rules_hold(self):
-        self.world = sim.everything()
+        self.before = sim.everything()
         self.at_most_one_run_of_a_document_is_active()
         self.ended_runs_stay_and_epochs_only_grow()
         self.done_pages_never_change()
@@ -217,11 +217,11 @@ class Knowledgebase(RuleBasedStateMachine):
         self.the_current_run_is_the_right_one()
 
     def at_most_one_run_of_a_document_is_active(self):
-        active = [run.document_id for run in self.world["runs"] if run.state not in TERMINAL]
+        active = [run.document_id for run in self.before["runs"] if run.state not in TERMINAL]
         assert len(active) == len(set(active))
 
     def ended_runs_stay_and_epochs_only_grow(self):
-        for run in self.world["runs"]:
+        for run in self.before["runs"]:
             old = self.seen_runs.get(run.id)
             if old is not None:
                 assert run.epoch >= old.epoch
@@ -229,14 +229,14 @@ class Knowledgebase(RuleBasedStateMachine):
             self.seen_runs[run.id] = run
 
     def done_pages_never_change(self):
-        for page in self.world["pages"]:
+        for page in self.before["pages"]:
             old = self.seen_pages.get((page.run_id, page.number))
             done = old is not None and old.state != PageState.PENDING
             assert not done or settled(page) == settled(old)
             self.seen_pages[page.run_id, page.number] = page
 
     def a_run_is_held_or_it_is_not(self):
-        for run in self.world["runs"]:
+        for run in self.before["runs"]:
             held = run.state in HELD
             claim = (run.lease_worker, run.lease_task, run.lease_expires_at, run.held_since)
             assert all((column is not None) == held for column in claim)
@@ -246,13 +246,13 @@ class Knowledgebase(RuleBasedStateMachine):
 
     def bulk_never_holds_the_reserved_fork(self):
         for worker, forks in WORKERS.items():
-            held = [run for run in self.world["runs"] if run.lease_worker == worker]
+            held = [run for run in self.before["runs"] if run.lease_worker == worker]
             assert len([run for run in held if run.priority == Priority.BULK]) <= forks - 1
 
     def the_current_run_is_the_right_one(self):
-        good = Counter(page.run_id for page in self.world["pages"] if page.state in GOOD)
-        for document in self.world["documents"]:
-            own = [run for run in self.world["runs"] if run.document_id == document.id]
+        good = Counter(page.run_id for page in self.before["pages"] if page.state in GOOD)
+        for document in self.before["documents"]:
+            own = [run for run in self.before["runs"] if run.document_id == document.id]
             processed = [run for run in own if run.state == RunState.PROCESSED]
             failed = [run for run in own if run.state == RunState.FAILED]
             best = None
@@ -263,7 +263,7 @@ class Knowledgebase(RuleBasedStateMachine):
             assert document.current_run_id == best
 
     def teardown(self):
-        """Workers that do their work bring every document to its one record."""
+        """Let workers finish all work; every document must get its final record."""
         for worker in WORKERS:
             leases.release_worker(worker)
         sim.execute("UPDATE runs SET retry_at = NULL WHERE state <> ALL(:t)", t=list(TERMINAL))
@@ -288,14 +288,14 @@ class Knowledgebase(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-def test_any_order_of_steps_keeps_the_rules(settings):
+def test_random_steps_keep_the_rules(settings):
     run_state_machine_as_test(
         Knowledgebase,
         settings=bounded(
             max_examples=25,
             stateful_step_count=40,
             deadline=None,
-            # Shrinking real databases takes minutes; the steps of a failure are printed anyway.
+            # Shrinking with a real database takes minutes; the failed steps are printed anyway.
             phases=[Phase.explicit, Phase.generate],
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
