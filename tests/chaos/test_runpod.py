@@ -1,4 +1,4 @@
-"""Jobs on RunPod under fire: answers get lost, polls fail, and every process is killed again."""
+"""Jobs on RunPod with random faults: lost answers, failed polls, and killed processes."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ _DOCUMENTS, _PAGES = 12, (1, 3, 8, 24)
 _KILLS = 12
 _SECONDS = 3.0
 _PATIENCE = 240.0
-# How often a call goes wrong, and how.
-_LOST = [
+# The faults of posts and of polls, and the share of calls that get one.
+_POST_FAULTS = [
     refused(502), failed_after(500), twists.CUT_BEFORE, twists.CUT_AFTER, twists.HALF_AN_ANSWER,
     twists.HTML_AFTER, twists.TRUNCATED_JSON, twists.NO_ID, refused(429), refused(429),
 ]  # fmt: skip
-_UNHEARD = [
+_POLL_FAULTS = [
     refused(500), refused(503), twists.CUT_BEFORE, twists.HTML, twists.TRUNCATED_JSON,
     refused(404), twists.says("IN_QUEUE"), twists.says("IN_PROGRESS"), twists.says("A_NEW_WORD"),
 ]  # fmt: skip
 _SHARE = 0.25
 
 
-class Fire:
-    """Twists of every fourth call while it burns."""
+class RandomFaults:
+    """A random fault for every fourth call while active."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.burns = True
+        self.active = True
 
     def twist(self, call: Call) -> Twist | None:
-        """In the server's thread."""
-        kinds = {"run": _LOST, "status": _UNHEARD}.get(call.name)
-        if not self.burns or kinds is None or self.random.random() > _SHARE:
+        """Called in the server's thread."""
+        kinds = {"run": _POST_FAULTS, "status": _POLL_FAULTS}.get(call.name)
+        if not self.active or kinds is None or self.random.random() > _SHARE:
             return None
         return self.random.choice(kinds)
 
 
 @pytest.fixture
 def seed() -> int:
-    """CHAOS_SEED, or a new one; printed, so that a run can be had again."""
+    """CHAOS_SEED, or a new one; printed, so that a run can be repeated."""
     seed = int(os.environ.get("CHAOS_SEED") or secrets.randbelow(10**6))
     print(f"\nCHAOS_SEED={seed}")
     return seed
@@ -59,24 +59,24 @@ def seed() -> int:
 def remote(stack: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
     env = {
         "RAG_SERVICE_RUNPOD_POLL_WINDOW": "2",
-        # Not this test's matter: it kills far more often than any bad document would.
+        # This test kills far more often than any bad document would.
         "RAG_SERVICE_LEASE_CRASH_LIMIT": "50",
         "RAG_SERVICE_LEASE_EXPIRY_LIMIT": "50",
     }
-    with open_remote(stack, tmp_path_factory.mktemp("fire"), **env) as remote:
+    with open_remote(stack, tmp_path_factory.mktemp("faults"), **env) as remote:
         yield remote
 
 
 def test_no_document_no_page_and_no_post_is_lost_or_doubled(remote: Remote, seed: int) -> None:
-    fire = Fire(seed)
-    remote.runpod.on_call = fire.twist
+    faults = RandomFaults(seed)
+    remote.runpod.on_call = faults.twist
     remote.runpod.play(read_all, workers=3, seconds=_SECONDS)
     remote.start(prepare=1, ocr=3)
     added = {
         remote.add(pages): pages for pages in random.Random(seed).choices(_PAGES, k=_DOCUMENTS)
     }
-    killed = [_kill_one(remote, fire.random) for _ in range(_KILLS)]
-    fire.burns = False
+    killed = [_kill_one(remote, faults.random) for _ in range(_KILLS)]
+    faults.active = False
     for document_id, pages in added.items():
         _require_whole(remote, document_id, pages)
     posts = sum(remote.runpod.posts.values())
@@ -85,7 +85,7 @@ def test_no_document_no_page_and_no_post_is_lost_or_doubled(remote: Remote, seed
 
 
 def _kill_one(remote: Remote, dice: random.Random) -> str:
-    """SIGKILL of a fork, of a worker's main process with all it started, or of maintenance."""
+    """SIGKILL a fork, a worker's main process with its children, or maintenance."""
     time.sleep(dice.uniform(0.5, 2.5))
     kind = dice.choice(["fork", "fork", "ocr", "maintenance"])
     program = _living(remote, "maintenance" if kind == "maintenance" else "ocr")

@@ -1,4 +1,4 @@
-"""What takes its time on RunPod: jobs far longer than the window, scans far larger than a job."""
+"""Slow tests on RunPod: jobs far longer than the poll window, scans far larger than a job."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_a_job_outlives_its_windows_and_three_workers(
 
 
 @pytest.mark.timeout(300)
-def test_a_heavy_scan_goes_through_without_ghostscript(
+def test_a_heavy_scan_is_processed_without_ghostscript(
     stack: dict[str, str], tmp_path: Path
 ) -> None:
     content = scan(tmp_path / "heavy.pdf", HEAVY_PAGES, quality=97).read_bytes()
     assert len(content) >= HEAVY_BYTES
-    nothing = tmp_path / "empty-path"
-    nothing.mkdir()
-    with open_remote(stack, tmp_path, PATH=str(nothing)) as remote:
+    no_programs = tmp_path / "empty-path"
+    no_programs.mkdir()
+    with open_remote(stack, tmp_path, PATH=str(no_programs)) as remote:
         remote.runpod.play(read_all, workers=3)
         worker = remote.start(ocr=2)
         assert "Ghostscript" in worker.text

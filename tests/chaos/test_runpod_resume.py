@@ -1,6 +1,6 @@
-"""Jobs outlive windows, workers, forks and maintenance: they are found again, never posted blindly.
+"""Jobs outlive windows, workers, forks and maintenance: they are resumed, not posted again.
 
-Also what many documents at once, cancels and deletions mean for jobs.
+Also jobs of many documents, cancellations and deletions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MOST_LIVE = 3
 REPEATED = [("first", "repeated"), ("lost_answer", "completed")]
 
 
-class Desk:
-    """The endpoint's handlers: jobs wait at their desk until they are let go."""
+class HeldHandlers:
+    """The endpoint's handlers; they end their jobs only while `open` is set."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -49,7 +49,7 @@ class Desk:
 @pytest.fixture(scope="module")
 def running(
     stack: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Remote, Desk]]:
+) -> Iterator[tuple[Remote, HeldHandlers]]:
     env = {
         "RAG_SERVICE_RUNPOD_POLL_WINDOW": str(WINDOW),
         "RAG_SERVICE_RUNPOD_MAX_LIVE_JOBS": str(MOST_LIVE),
@@ -57,27 +57,27 @@ def running(
         # Long enough for a late id to come first.
         "RAG_SERVICE_RUNPOD_REPOST_AFTER": "4",
     }
-    desk = Desk()
+    handlers = HeldHandlers()
     with open_remote(stack, tmp_path_factory.mktemp("resume"), **env) as remote:
-        remote.runpod.play(desk.answer, workers=3)
+        remote.runpod.play(handlers.answer, workers=3)
         remote.ocr_worker = remote.start(ocr=2)  # type: ignore[attr-defined]
-        yield remote, desk
-        desk.open.set()
+        yield remote, handlers
+        handlers.open.set()
 
 
 @pytest.fixture
-def remote(running: tuple[Remote, Desk]) -> Iterator[Remote]:
-    remote, desk = running
-    desk.open.set()
-    desk.fails = False
+def remote(running: tuple[Remote, HeldHandlers]) -> Iterator[Remote]:
+    remote, handlers = running
+    handlers.open.set()
+    handlers.fails = False
     yield remote
-    desk.open.set()
+    handlers.open.set()
     for name in ("run", "status", "cancel", "health"):
         remote.runpod.always(name, HONEST)
 
 
 @pytest.fixture
-def desk(running: tuple[Remote, Desk], remote: Remote) -> Desk:
+def handlers(running: tuple[Remote, HeldHandlers], remote: Remote) -> HeldHandlers:
     return running[1]
 
 
@@ -87,7 +87,7 @@ def ocr_worker(remote: Remote) -> Program:
 
 
 def restart(remote: Remote, how: signal.Signals) -> None:
-    """A new ocr worker in the place of the old one."""
+    """Replace the ocr worker by a new one."""
     old = ocr_worker(remote)
     if how is signal.SIGKILL:
         old.kill()
@@ -119,9 +119,9 @@ def require_posted_once(remote: Remote, document_id: str) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_job_outlives_five_windows_and_three_workers(
-    remote: Remote, desk: Desk, how: signal.Signals
+    remote: Remote, handlers: HeldHandlers, how: signal.Signals
 ) -> None:
-    desk.open.clear()
+    handlers.open.clear()
     document_id = remote.add(3)
     remote.live(document_id)
     for _ in range(3):
@@ -132,36 +132,36 @@ def test_a_job_outlives_five_windows_and_three_workers(
     enough = before + 5 * WINDOW / get_settings().runpod.poll_max
     remote.wait(lambda: remote.service.rows(polls)[0].polls >= enough, "five windows of polls")
     assert remote.view(document_id).waiting_for == "remote_job"
-    desk.open.set()
+    handlers.open.set()
     assert remote.ended(document_id).pages.ocr == 3
     require_posted_once(remote, document_id)
 
 
-def test_a_worker_that_is_killed_while_it_follows_its_jobs_costs_no_post(
-    remote: Remote, desk: Desk
+def test_a_worker_killed_while_it_polls_causes_no_post(
+    remote: Remote, handlers: HeldHandlers
 ) -> None:
-    desk.open.clear()
+    handlers.open.clear()
     document_id = remote.add(3)
     remote.live(document_id)
     restart(remote, signal.SIGKILL)
-    desk.open.set()
+    handlers.open.set()
     assert remote.ended(document_id).pages.ocr == 3
     require_posted_once(remote, document_id)
 
 
-def test_maintenance_that_is_killed_while_it_polls_loses_no_result(
-    remote: Remote, desk: Desk
+def test_maintenance_killed_while_it_polls_loses_no_result(
+    remote: Remote, handlers: HeldHandlers
 ) -> None:
-    desk.open.clear()
+    handlers.open.clear()
     document_id = remote.add(2)
     remote.wait(lambda: is_remote(remote, document_id), "the window is over")
     gate = Gate()
     remote.runpod.always("status", held(after=gate))
-    desk.open.set()
+    handlers.open.set()
     assert gate.arrived.wait(60)
     old = next(p for p in remote.programs.all if p.name == "maintenance" and p.exit_code is None)
     old.kill()
-    # Its claim on the poll ends by itself; here that minute is over at once.
+    # Its claim on the poll ends after a minute; the test ends it at once.
     remote.service.rows("UPDATE remote_jobs SET polled_until = NULL RETURNING id")
     remote.runpod.always("status", HONEST)
     gate.open()
@@ -203,7 +203,7 @@ def test_a_fork_killed_between_acceptance_and_answer(remote: Remote) -> None:
     document_id = kill_during_post(remote, held(after=gate), gate)
     assert remote.ended(document_id).status == "processed"
     assert outcomes(remote, document_id) == REPEATED
-    # One key: a handler with a volume does its work once.
+    # Both jobs have one key, so handlers with a volume do the work once.
     assert list(remote.accepted(document_id).values()) == [2]
     remote.require_reasons(document_id)
     remote.require_one_handler(document_id)
@@ -211,7 +211,7 @@ def test_a_fork_killed_between_acceptance_and_answer(remote: Remote) -> None:
 
 @contextmanager
 def locked_rows(remote: Remote, document_id: str) -> Iterator[None]:
-    """Nobody can write to the document's posts."""
+    """Lock the rows of the document's posts."""
     query = "SELECT 1 FROM remote_jobs WHERE run_id = :id FOR UPDATE"
     with begin() as connection:
         connection.execute(text(query), {"id": remote.run_id(document_id)})
@@ -234,22 +234,22 @@ def test_a_fork_killed_after_the_answer_before_the_id_is_stored(remote: Remote) 
     remote.require_reasons(document_id)
 
 
-def test_a_fork_killed_after_the_id_is_stored_costs_no_post(remote: Remote, desk: Desk) -> None:
-    desk.open.clear()
+def test_a_fork_killed_after_the_id_is_stored_causes_no_post(
+    remote: Remote, handlers: HeldHandlers
+) -> None:
+    handlers.open.clear()
     document_id = remote.add(2)
     remote.live(document_id)
     for fork in ocr_worker(remote).forks():
         kill(fork)
-    desk.open.set()
+    handlers.open.set()
     assert remote.ended(document_id).status == "processed"
     require_posted_once(remote, document_id)
 
 
-def test_an_id_that_comes_after_the_run_has_a_new_owner_is_adopted(
-    remote: Remote, desk: Desk
-) -> None:
-    """The old owner has lost the run while its post was out; what it brings back counts."""
-    desk.open.clear()
+def test_a_late_id_is_adopted_by_the_runs_new_owner(remote: Remote, handlers: HeldHandlers) -> None:
+    """The old owner has lost the run during its post; its job id is still stored."""
+    handlers.open.clear()
     gate = Gate()
     remote.runpod.next("run", held(after=gate))
     document_id = remote.add(2)
@@ -264,7 +264,7 @@ def test_an_id_that_comes_after_the_run_has_a_new_owner_is_adopted(
     remote.wait(lambda: remote.rows(document_id)[0].state == "lost", "the post counts as lost")
     gate.open()
     remote.live(document_id)
-    desk.open.set()
+    handlers.open.set()
     assert remote.ended(document_id).status == "processed"
     require_posted_once(remote, document_id)
 
@@ -272,22 +272,23 @@ def test_an_id_that_comes_after_the_run_has_a_new_owner_is_adopted(
 # Cancel and delete.
 
 
-def test_a_cancel_reaches_the_job(remote: Remote, desk: Desk) -> None:
-    desk.open.clear()
+def test_a_cancel_reaches_the_job(remote: Remote, handlers: HeldHandlers) -> None:
+    handlers.open.clear()
     document_id = remote.add(2)
     (post,) = remote.live(document_id)
     assert deletion.cancel(document_id)
     assert remote.view(document_id).status == "cancelled"
     remote.wait(
-        lambda: remote.runpod.job(str(post.remote_id)).status == "CANCELLED", "RunPod is told"
+        lambda: remote.runpod.job(str(post.remote_id)).status == "CANCELLED",
+        "the job is cancelled on RunPod",
     )
     remote.wait(
         lambda: outcomes(remote, document_id) == [("first", "cancelled")], "it is confirmed"
     )
 
 
-def test_a_cancel_reaches_a_job_whose_id_comes_late(remote: Remote, desk: Desk) -> None:
-    desk.open.clear()
+def test_a_cancel_reaches_a_job_whose_id_comes_late(remote: Remote, handlers: HeldHandlers) -> None:
+    handlers.open.clear()
     gate = Gate()
     remote.runpod.next("run", held(after=gate))
     document_id = remote.add(2)
@@ -302,7 +303,7 @@ def test_a_cancel_reaches_a_job_whose_id_comes_late(remote: Remote, desk: Desk) 
 
 
 def test_a_cancel_while_posts_are_refused_leaves_no_job_behind(remote: Remote) -> None:
-    """It was certainly not accepted: nothing waits for an id that cannot come."""
+    """The post was certainly not accepted, so no job waits for an id."""
     remote.runpod.always("run", refused(429, "slow down", "60"))
     document_id = remote.add(2)
     remote.wait(lambda: sum(remote.posts(document_id).values()) == 1, "the post is refused")
@@ -312,8 +313,10 @@ def test_a_cancel_while_posts_are_refused_leaves_no_job_behind(remote: Remote) -
     assert remote.service.rows("SELECT 1 FROM remote_jobs WHERE state <> 'ended'") == []
 
 
-def test_deleted_rows_go_when_the_last_job_has_ended(remote: Remote, desk: Desk) -> None:
-    desk.open.clear()
+def test_deleted_rows_go_when_the_last_job_has_ended(
+    remote: Remote, handlers: HeldHandlers
+) -> None:
+    handlers.open.clear()
     document_id = remote.add(8)
     posts = remote.live(document_id, 2)
     remote.runpod.next("cancel", twists.CUT_BEFORE, twists.CUT_BEFORE)
@@ -327,15 +330,17 @@ def test_deleted_rows_go_when_the_last_job_has_ended(remote: Remote, desk: Desk)
 # Many documents.
 
 
-def test_no_more_jobs_live_than_the_endpoint_may_have(remote: Remote, desk: Desk) -> None:
-    desk.open.clear()
+def test_the_endpoint_never_has_more_live_jobs_than_allowed(
+    remote: Remote, handlers: HeldHandlers
+) -> None:
+    handlers.open.clear()
     document_ids = [remote.add(1) for _ in range(MOST_LIVE + 3)]
     live = "SELECT count(*) AS live FROM remote_jobs WHERE state <> 'ended'"
     remote.wait(lambda: remote.service.rows(live)[0].live == MOST_LIVE, "the endpoint is full")
-    ours = {remote.run_id(document_id) for document_id in document_ids}
+    run_ids = {remote.run_id(document_id) for document_id in document_ids}
 
     def at_runpod() -> int:
-        jobs = [job for job in remote.runpod.jobs if job.key.partition(":")[0] in ours]
+        jobs = [job for job in remote.runpod.jobs if job.key.partition(":")[0] in run_ids]
         return sum(not job.final for job in jobs)
 
     most, calls = 0, remote.runpod.count("status")
@@ -346,15 +351,17 @@ def test_no_more_jobs_live_than_the_endpoint_may_have(remote: Remote, desk: Desk
         return remote.runpod.count("status") > calls + 20
 
     remote.wait(watched, "time has passed")
-    desk.open.set()
+    handlers.open.set()
     for document_id in document_ids:
         assert remote.ended(document_id).status == "processed"
         require_posted_once(remote, document_id)
     assert most == MOST_LIVE
 
 
-def test_ten_failing_documents_leave_ten_failed_records(remote: Remote, desk: Desk) -> None:
-    desk.fails = True
+def test_ten_failing_documents_leave_ten_failed_records(
+    remote: Remote, handlers: HeldHandlers
+) -> None:
+    handlers.fails = True
     document_ids = [remote.add(1) for _ in range(10)]
     views = [remote.ended(document_id) for document_id in document_ids]
     assert [view.status for view in views] == ["failed"] * 10
@@ -366,7 +373,7 @@ def test_ten_failing_documents_leave_ten_failed_records(remote: Remote, desk: De
         remote.require_reasons(document_id)
 
 
-def test_a_long_document_is_shared_out_to_all_workers(remote: Remote) -> None:
+def test_a_long_document_is_divided_among_all_workers(remote: Remote) -> None:
     document_id = remote.add(155)
     view = remote.ended(document_id, 110)
     assert (view.status, view.pages.ocr) == ("processed", 155)
@@ -396,7 +403,7 @@ def faults(remote: Remote) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 429])
-def test_an_endpoint_that_takes_no_job_parks_the_document(remote: Remote, code: int) -> None:
+def test_an_endpoint_that_accepts_no_job_parks_the_document(remote: Remote, code: int) -> None:
     remote.runpod.always("run", refused(code))
     remote.runpod.always("health", refused(code))
     document_id = remote.add(1)
@@ -412,9 +419,9 @@ def test_an_endpoint_that_takes_no_job_parks_the_document(remote: Remote, code: 
 
 
 def test_an_unreachable_runpod_parks_new_documents_and_loses_no_job(
-    remote: Remote, desk: Desk
+    remote: Remote, handlers: HeldHandlers
 ) -> None:
-    desk.open.clear()
+    handlers.open.clear()
     posted = remote.add(1)
     remote.live(posted)
     remote.runpod.refuse()
@@ -423,7 +430,7 @@ def test_an_unreachable_runpod_parks_new_documents_and_loses_no_job(
         parked(remote, waiting)
     finally:
         remote.runpod.listen()
-    desk.open.set()
+    handlers.open.set()
     for document_id in (posted, waiting):
         assert remote.ended(document_id).status == "processed"
     require_posted_once(remote, posted)
@@ -444,13 +451,13 @@ def test_a_second_lost_answer_parks_the_document(remote: Remote) -> None:
     remote.require_reasons(document_id)
 
 
-def test_a_key_refused_while_jobs_run_loses_none(remote: Remote, desk: Desk) -> None:
-    desk.open.clear()
+def test_a_key_refused_while_jobs_run_loses_none(remote: Remote, handlers: HeldHandlers) -> None:
+    handlers.open.clear()
     document_id = remote.add(1)
     remote.live(document_id)
     remote.runpod.next("status", refused(401))
-    remote.wait(lambda: "ocr_server" in faults(remote), "health says so")
-    desk.open.set()
+    remote.wait(lambda: "ocr_server" in faults(remote), "health reports it")
+    handlers.open.set()
     # The next poll comes after half a minute; here it is due at once.
     due = "UPDATE remote_jobs SET next_poll_at = now() WHERE run_id = :id RETURNING id"
     remote.service.rows(due, id=remote.run_id(document_id))
@@ -458,7 +465,9 @@ def test_a_key_refused_while_jobs_run_loses_none(remote: Remote, desk: Desk) -> 
     require_posted_once(remote, document_id)
 
 
-def test_jobs_that_queue_without_any_worker_are_an_alarm(remote: Remote, desk: Desk) -> None:
+def test_queued_jobs_without_a_worker_raise_an_alarm(
+    remote: Remote, handlers: HeldHandlers
+) -> None:
     no_workers = {"jobs": {"inQueue": 1}, "workers": {"idle": 0, "throttled": 0}}
     remote.runpod.always("health", Twist(change=lambda _: no_workers))
     remote.runpod.always("status", twists.says("IN_QUEUE"))

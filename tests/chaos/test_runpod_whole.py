@@ -1,4 +1,4 @@
-"""The whole way with real parts: HTTP, Celery, RunPod's worker loop, our handler, a CPU engine."""
+"""End to end with real parts: HTTP, Celery, RunPod's worker loop, the handler, a CPU engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = ("harbour", "lantern", "meadow", "pigment", "quarry", "saddle", "timber"
 
 
 def _page(number: int) -> bytes:
-    """A scanned page that says its own number and some words."""
+    """A scanned page with its own number and some words as text."""
     picture = Image.new("L", (620, 877), 255)
     pen, font = ImageDraw.Draw(picture), ImageFont.load_default(30)
     pen.text((60, 90), f"This is page {number} of the scan.", 0, font=font)
@@ -57,10 +57,10 @@ def test_a_long_scan_is_read_by_several_workers(
             "GLMOCR_MODEL": "pp-ocrv6-tiny",
         }
         with open_service(stack, tmp_path, **variables) as service:
-            _read_it(service, runpod, tmp_path, long_scan)
+            _ingest(service, runpod, tmp_path, long_scan)
 
 
-def _read_it(service: Service, runpod: RunPodService, folder: Path, content: bytes) -> None:
+def _ingest(service: Service, runpod: RunPodService, folder: Path, content: bytes) -> None:
     programs = service.programs
     volume = folder / "volume"
     volume.mkdir()
@@ -80,12 +80,12 @@ def _read_it(service: Service, runpod: RunPodService, folder: Path, content: byt
     document = httpx.get(f"{api}/documents/{document_id}").json()
     assert document["status"] == "processed", document
     markdown = httpx.get(f"{api}/documents/{document_id}/markdown").text
-    said = [n for n in range(1, PAGES + 1) if f"page {n} of" in markdown]
-    assert len(said) >= 0.97 * PAGES, sorted(set(range(1, PAGES + 1)) - set(said))
-    _judge_posts(service, runpod, document)
+    found = [n for n in range(1, PAGES + 1) if f"page {n} of" in markdown]
+    assert len(found) >= 0.97 * PAGES, sorted(set(range(1, PAGES + 1)) - set(found))
+    _check_posts(service, runpod, document)
 
 
-def _judge_posts(service: Service, runpod: RunPodService, document: dict) -> None:
+def _check_posts(service: Service, runpod: RunPodService, document: dict) -> None:
     rows = service.rows("SELECT reason, outcome, pages, execution_ms FROM remote_jobs")
     assert Counter(row.reason for row in rows) == {"first": len(rows)}
     assert sorted(page for row in rows for page in row.pages) == list(range(1, PAGES + 1))

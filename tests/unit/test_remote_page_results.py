@@ -1,4 +1,4 @@
-"""What the end of a job says of its pages: read, to be posted again, failed by which name."""
+"""Results of a job's pages: read, posted again, or failed with which error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def only_page(**page: Any) -> Any:
     return stored[0]
 
 
-def test_a_page_that_was_read_brings_all_that_is_known_of_it() -> None:
+def test_a_read_page_is_stored_with_all_its_details() -> None:
     page = only_page(
         regions=[REGION], finish_reason="stop", tokens={"prompt": 7, "completion": 3},
         seconds=1.5, dpi=137.5, parser_version="2",
@@ -56,7 +56,7 @@ def test_a_page_that_was_read_brings_all_that_is_known_of_it() -> None:
     }  # fmt: skip
 
 
-def test_what_the_handler_sends_of_a_page_is_what_is_stored() -> None:
+def test_a_page_is_stored_as_the_handler_sent_it() -> None:
     region = Region(0, "doc_title", (90, 40, 910, 80), "# A \ud800 title")
     warning = PageWarning("page_truncated", "The region `doc_title` stops at the token limit.")
     result = PageResult(
@@ -86,16 +86,16 @@ def test_what_the_handler_sends_of_a_page_is_what_is_stored() -> None:
         ([], "stop", PageState.OCR),
     ],
 )
-def test_a_page_is_called_what_its_handler_remarks(
+def test_a_pages_state_follows_its_warnings(
     warnings: list[str], finish_reason: str, state: PageState
 ) -> None:
-    said = [{"code": code, "message": "A remark."} for code in warnings]
-    page = only_page(finish_reason=finish_reason, warnings=said)
+    sent = [{"code": code, "message": "A warning."} for code in warnings]
+    page = only_page(finish_reason=finish_reason, warnings=sent)
     assert page.state is state
-    assert bool(page.warnings) == (bool(said) or finish_reason == "length")
+    assert bool(page.warnings) == (bool(sent) or finish_reason == "length")
 
 
-def test_a_page_without_text_is_never_silent() -> None:
+def test_a_page_without_text_always_has_a_warning() -> None:
     page = only_page(markdown=" \n", finish_reason="stop")
     assert page.state is PageState.NO_TEXT
     assert [warning["code"] for warning in page.warnings] == ["page_without_text"]
@@ -114,7 +114,7 @@ def test_a_page_without_text_is_never_silent() -> None:
         ("internal", "ocr_rejected", True),
     ],
 )
-def test_a_page_fails_by_its_handlers_code_and_once_more_where_that_may_help(
+def test_a_page_fails_with_its_code_after_one_more_try_if_that_may_help(
     code: str, called: str, again: bool
 ) -> None:
     end = ended({"page": 1, "error": {"code": code, "message": "It failed."}})

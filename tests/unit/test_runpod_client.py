@@ -1,4 +1,4 @@
-"""The RunPod client against a server on loopback: each kind of answer under its name."""
+"""The RunPod client with a server on loopback: each kind of answer has its exception."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HTML = Answer(200, b"<!doctype html><title>Sign in</title>", {"Content-Type": "t
 
 
 class Server:
-    """Answers everything with `answer` and remembers what it was asked."""
+    """Answers every request with `answer` and records the requests."""
 
     def __init__(self) -> None:
         self.answer = Answer.json({})
@@ -91,7 +91,7 @@ def status(server: Server, remote_id: str = "job-1", **changes: Any) -> JobRepor
 # Posting.
 
 
-def test_a_post_carries_the_key_and_the_body_as_it_is(server: Server) -> None:
+def test_a_post_contains_the_key_and_the_unchanged_body(server: Server) -> None:
     server.answer = Answer.json({"id": "job-1", "status": "IN_QUEUE"})
     assert run(server) == "job-1"
     (request,) = server.asked
@@ -110,10 +110,10 @@ def test_a_post_carries_the_key_and_the_body_as_it_is(server: Server) -> None:
         (429, NotAccepted),
     ],
 )
-def test_an_error_of_a_post_has_its_name_and_says_what_runpod_said(
+def test_an_error_of_a_post_contains_runpods_message(
     server: Server, code: int, error: type[Exception]
 ) -> None:
-    # Even with an id in it: only a success makes a job.
+    # Only a success makes a job, even if an error contains an id.
     server.answer = Answer.json({"id": "job-1", "error": "because of that"}, code)
     with pytest.raises(error, match=f"{code}.*because of that"):
         run(server)
@@ -137,7 +137,7 @@ def test_an_error_of_a_post_has_its_name_and_says_what_runpod_said(
         Answer(200, b'{"id": "job-1"}', cut="half"),
     ],
 )
-def test_whatever_brings_no_id_is_a_lost_answer(server: Server, answer: Answer) -> None:
+def test_an_answer_without_an_id_is_a_lost_answer(server: Server, answer: Answer) -> None:
     server.answer = answer
     with pytest.raises(LostAnswer):
         run(server)
@@ -151,7 +151,7 @@ def test_an_answer_after_the_time_out_is_lost(server: Server) -> None:
     assert len(server.asked) == 1
 
 
-def test_a_refused_connection_is_no_job(server: Server) -> None:
+def test_a_refused_connection_makes_no_job(server: Server) -> None:
     server.loopback.refuse()
     try:
         with pytest.raises(NotAccepted) as caught:
@@ -161,8 +161,8 @@ def test_a_refused_connection_is_no_job(server: Server) -> None:
     assert caught.value.retry_after is None
 
 
-def test_nobody_at_the_address_is_told_from_a_busy_endpoint(server: Server) -> None:
-    """The one is worth a look at the endpoint at once, the other only patience."""
+def test_an_unreachable_endpoint_is_not_a_busy_one(server: Server) -> None:
+    """An unreachable endpoint is probed at once; a busy one is asked again later."""
     server.answer = Answer.json({}, 429)
     with pytest.raises(NotAccepted) as busy:
         run(server)
@@ -190,9 +190,7 @@ async def _post_to(base: str) -> str:
         (404, ["RUNPOD_ENDPOINT_ID", "RUNPOD_API_BASE"]),
     ],
 )
-def test_a_refusal_names_the_settings_to_look_at(
-    server: Server, code: int, named: list[str]
-) -> None:
+def test_a_refusal_names_the_settings_to_check(server: Server, code: int, named: list[str]) -> None:
     server.answer = Answer.json({"error": "because of that"}, code)
     for call in (run, health):
         with pytest.raises(EndpointRefused) as caught:
@@ -205,7 +203,7 @@ def test_a_refusal_names_the_settings_to_look_at(
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("1.5", 1.5), ("soon", None)])
-def test_a_429_brings_its_wish(server: Server, header: str, seconds: float | None) -> None:
+def test_a_429_has_its_retry_after(server: Server, header: str, seconds: float | None) -> None:
     server.answer = Answer(429, b"{}", {"Retry-After": header})
     with pytest.raises(NotAccepted) as posted:
         run(server)
@@ -230,7 +228,7 @@ def test_every_status_is_known(server: Server, word: JobStatus) -> None:
     assert server.asked[0].path == f"/v2/{ENDPOINT}/status/job-1"
 
 
-def test_a_word_that_we_do_not_know_is_pending(server: Server) -> None:
+def test_an_unknown_status_is_pending(server: Server) -> None:
     server.answer = Answer.json({"status": "HIBERNATING"})
     report = status(server)
     assert (report.status, report.word, report.pending) == (None, "HIBERNATING", True)
@@ -248,7 +246,7 @@ def test_a_word_that_we_do_not_know_is_pending(server: Server) -> None:
         (None, None),
     ],
 )
-def test_an_error_is_found_in_whatever_holds_it(
+def test_the_error_message_is_found_in_each_format(
     server: Server, error: Any, text: str | None
 ) -> None:
     server.answer = Answer.json({"status": "FAILED", "error": error})
@@ -296,7 +294,7 @@ def test_a_silent_server_and_a_closed_one_are_failed_polls(server: Server) -> No
 @pytest.mark.parametrize(
     ("code", "error"), [(404, JobNotFound), (401, EndpointRefused), (403, EndpointRefused)]
 )
-def test_an_unknown_job_and_a_refused_key_have_their_names(
+def test_an_unknown_job_and_a_refused_key_are_different_errors(
     server: Server, code: int, error: type[Exception]
 ) -> None:
     server.answer = Answer.json({"status": "COMPLETED"}, code)
@@ -306,8 +304,8 @@ def test_an_unknown_job_and_a_refused_key_have_their_names(
 
 @examples(deadline=None, max_examples=25)
 @given(st.text("ab/.?#%&: é\\@", min_size=1, max_size=9).filter(lambda id_: id_.strip(".")))
-def test_an_id_leads_nowhere_else(running: Server, remote_id: str) -> None:
-    """Ids come from outside: from an answer, or from a webhook."""
+def test_an_id_cannot_change_the_path(running: Server, remote_id: str) -> None:
+    """Ids come from outside: from an answer or from a webhook."""
     running.asked.clear()
     running.answer = Answer.json({"status": "IN_QUEUE"})
     status(running, remote_id)
@@ -322,7 +320,7 @@ def test_an_id_leads_nowhere_else(running: Server, remote_id: str) -> None:
 
 
 @pytest.mark.parametrize("code", [200, 404])
-def test_a_job_that_is_gone_is_as_good_as_cancelled(server: Server, code: int) -> None:
+def test_cancelling_an_unknown_job_is_no_error(server: Server, code: int) -> None:
     server.answer = Answer.json({}, code)
     ask(server, lambda client: client.cancel("job-1"))
     (request,) = server.asked
@@ -333,7 +331,7 @@ def test_a_job_that_is_gone_is_as_good_as_cancelled(server: Server, code: int) -
     ("code", "error"),
     [(500, PollFailed), (429, PollFailed), (400, PollFailed), (401, EndpointRefused)],
 )
-def test_a_cancel_that_is_not_taken_says_so(
+def test_a_refused_cancel_raises_an_error(
     server: Server, code: int, error: type[Exception]
 ) -> None:
     server.answer = Answer.json({}, code)
@@ -354,20 +352,20 @@ def test_health_counts_jobs_and_workers(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", ["idle", "running", "initializing", "ready"])
-def test_a_worker_on_its_way_is_a_worker(server: Server, name: str) -> None:
+def test_a_worker_that_starts_counts_as_a_worker(server: Server, name: str) -> None:
     server.answer = Answer.json({"workers": {name: 1}})
     assert health(server).has_workers
 
 
 @pytest.mark.parametrize("code", [302, 400, 402, 418, 429, 500, 503])
-def test_no_error_is_taken_for_an_endpoint_that_is_well(server: Server, code: int) -> None:
+def test_an_error_is_never_taken_for_a_healthy_endpoint(server: Server, code: int) -> None:
     server.answer = Answer.json({"jobs": {}, "workers": {"idle": 1}}, code)
     with pytest.raises(PollFailed, match=str(code)):
         health(server)
 
 
 @pytest.mark.parametrize("body", [{}, [], {"workers": None}, {"workers": {"idle": "many"}}])
-def test_odd_health_counts_nothing(server: Server, body: Any) -> None:
+def test_a_malformed_health_answer_counts_nothing(server: Server, body: Any) -> None:
     server.answer = Answer.json(body)
     assert not health(server).has_workers
 
@@ -385,7 +383,7 @@ def test_the_client_follows_no_redirect_with_the_key(server: Server) -> None:
     assert len(server.asked) == 1
 
 
-def test_base_urls_with_and_without_a_slash_are_one() -> None:
+def test_base_urls_with_and_without_a_slash_are_equal() -> None:
     clients = [
         RunPodClient(settings(), base_url=base, endpoint_id=ENDPOINT)
         for base in ("https://api.example/v2", "https://api.example/v2/")

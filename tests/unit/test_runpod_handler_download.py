@@ -1,4 +1,4 @@
-"""Documents by URL: a real HTTPS server on loopback, which passes for a public one here."""
+"""Documents by URL, from a real HTTPS server on loopback that counts as public here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAME = "files.example.org"
 
 @dataclass
 class Site:
-    """The server's port, what it was asked for, and the certificate to trust."""
+    """The server's port, its requests, and the certificate to trust."""
 
     port: int
     trust: ssl.SSLContext
@@ -49,7 +49,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of NAME, signed by itself, with its key."""
+    """Return a self-signed certificate of NAME, with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     now = datetime.now(UTC)
@@ -102,7 +102,7 @@ def site(certificate: Path) -> Iterator[Site]:
 
 
 def get(site: Site, document: UrlDocument, addresses: Sequence[str] = ("127.0.0.1",)) -> bytes:
-    """Fetch with NAME at these addresses; 127.0.0.1 counts as public, nothing else private does."""
+    """Fetch with NAME at these addresses; only 127.0.0.1 counts as public too."""
 
     async def resolve(host: str, _: int) -> Sequence[str]:
         if host == "gone.example.org":
@@ -134,7 +134,7 @@ def test_a_redirect_is_checked_like_the_url_itself(site: Site, target: str) -> N
     assert len(site.asked) == 1
 
 
-def test_redirects_end(site: Site) -> None:
+def test_the_number_of_redirects_is_limited(site: Site) -> None:
     with pytest.raises(UrlRefused, match="redirects more than 3 times"):
         get(site, site.document("/to?" + "/to?" * 5 + "/ok"))
 
@@ -153,19 +153,19 @@ def test_one_private_address_of_a_name_is_enough_to_refuse_it(site: Site) -> Non
         ("/forbidden", CONTENT, DownloadFailed),
     ],
 )
-def test_what_comes_is_checked(
+def test_the_downloaded_content_is_checked(
     site: Site, path: str, content: bytes, error: type[RagServiceError]
 ) -> None:
     with pytest.raises(error):
         get(site, site.document(path, content=content))
 
 
-def test_the_certificate_must_be_of_the_name(site: Site) -> None:
+def test_the_certificate_must_match_the_name(site: Site) -> None:
     with pytest.raises(DownloadFailed, match="certificate"):
         get(site, site.document("/ok", host="127.0.0.1"))
 
 
-def test_a_name_that_does_not_exist_is_no_refusal(site: Site) -> None:
+def test_an_unknown_name_is_a_failed_download(site: Site) -> None:
     with pytest.raises(DownloadFailed, match="cannot be resolved"):
         get(site, site.document("/ok", host="gone.example.org"))
 

@@ -1,4 +1,4 @@
-"""The fake RunPod keeps to what RunPod's documents say, or tests against it would prove nothing."""
+"""The fake RunPod behaves as RunPod's documentation describes it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_job_goes_from_the_queue_to_its_result(service: RunPodService, ask: An
     assert ask("GET", "/health").json()["jobs"]["inQueue"] == 1
     service.play(read_all)
     eventually(lambda: job.final)
-    said = ask("GET", f"/status/{job.id}").json()
-    assert [page["page"] for page in said["output"]["pages"]] == [1, 2]
-    assert said["executionTime"] >= 0
+    answer = ask("GET", f"/status/{job.id}").json()
+    assert [page["page"] for page in answer["output"]["pages"]] == [1, 2]
+    assert answer["executionTime"] >= 0
 
 
 def test_a_wrong_key_and_a_body_over_the_limit_are_refused(
@@ -57,7 +57,7 @@ def test_a_wrong_key_and_a_body_over_the_limit_are_refused(
     assert service.jobs == []
 
 
-def test_a_job_is_gone_after_its_ttl_and_after_its_retention(
+def test_a_job_is_unknown_after_its_ttl_and_after_its_retention(
     service: RunPodService, ask: Any
 ) -> None:
     queued = post(service, ask, policy={"ttl": 200})
@@ -69,7 +69,7 @@ def test_a_job_is_gone_after_its_ttl_and_after_its_retention(
     assert done.status == "COMPLETED"
 
 
-def test_a_lost_workers_job_is_queued_again_and_then_given_up(
+def test_a_lost_workers_job_is_queued_again_and_then_times_out(
     service: RunPodService, ask: Any
 ) -> None:
     job = post(service, ask)
@@ -86,9 +86,9 @@ def test_progress_after_the_result_overwrites_it(service: RunPodService, ask: An
     service.table.take("a")
     service.table.done("a", job.id, {"output": {"pages": []}})
     service.table.done("a", job.id, {"status": "IN_PROGRESS", "output": "half"})
-    said = ask("GET", f"/status/{job.id}").json()
-    assert (said["status"], said["output"]) == ("IN_PROGRESS", "half")
-    assert "executionTime" in said
+    answer = ask("GET", f"/status/{job.id}").json()
+    assert (answer["status"], answer["output"]) == ("IN_PROGRESS", "half")
+    assert "executionTime" in answer
 
 
 def test_a_cancelled_job_stops_its_worker(service: RunPodService, ask: Any) -> None:
@@ -98,24 +98,24 @@ def test_a_cancelled_job_stops_its_worker(service: RunPodService, ask: Any) -> N
     assert service.table.stops("a") == [job.id]
 
 
-def test_two_live_jobs_of_one_key_are_noticed(service: RunPodService, ask: Any) -> None:
+def test_two_live_jobs_of_one_key_are_counted(service: RunPodService, ask: Any) -> None:
     for _ in range(2):
         post(service, ask)
     assert service.table.most_alive["k"] == 2
     assert service.accepted["k"] == 2
 
 
-def test_a_webhook_is_repeated_until_it_is_taken(service: RunPodService, ask: Any) -> None:
-    heard: list[dict[str, Any]] = []
+def test_a_webhook_is_repeated_until_it_gets_200(service: RunPodService, ask: Any) -> None:
+    received: list[dict[str, Any]] = []
 
     async def answer(request: Request) -> Answer:
-        heard.append(json.loads(request.body))
-        return Answer(200 if len(heard) == 3 else 500)
+        received.append(json.loads(request.body))
+        return Answer(200 if len(received) == 3 else 500)
 
     service.webhook_wait = 0.05
     with Loopback(answer) as caller:
         job = post(service, ask, webhook=f"{caller.url}/hook")
         service.table.finish(job.id, "FAILED", error="boom")
         eventually(lambda: len(service.webhooks) == 3)
-    assert heard == [job.view()] * 3
+    assert received == [job.view()] * 3
     assert [status for _, status in service.webhooks] == [500, 500, 200]

@@ -1,4 +1,4 @@
-"""Rows of posts: one live job a page, ids that come late, ends that race, claims of pollers."""
+"""Rows of posts: one live job a page, late ids, ends at the same time, claims of pollers."""
 
 import threading
 
@@ -39,7 +39,7 @@ ROUNDS = 15
 # Opening.
 
 
-def test_of_two_posts_for_a_page_at_once_one_is_made():
+def test_only_one_of_two_simultaneous_posts_for_a_page_is_made():
     for _ in range(ROUNDS):
         run = held_run()
         made = at_once(lambda: open_job(run, 1, 2), lambda: open_job(run, 2))  # noqa: B023
@@ -49,7 +49,7 @@ def test_of_two_posts_for_a_page_at_once_one_is_made():
         assert set(claims(run)) - {None} == set(opened)
 
 
-def test_a_page_that_is_done_is_posted_no_more():
+def test_a_page_that_is_done_is_not_posted():
     run = held_run()
     sim.read(run, 1)
     with pytest.raises(LeaseLost):
@@ -58,7 +58,7 @@ def test_a_page_that_is_done_is_posted_no_more():
     assert remote_jobs.jobs_of(run.id) == []
 
 
-def test_a_claim_that_is_gone_posts_nothing():
+def test_a_released_run_posts_nothing():
     run = held_run()
     leases.release(run)
     with pytest.raises(LeaseLost):
@@ -66,7 +66,7 @@ def test_a_claim_that_is_gone_posts_nothing():
     assert remote_jobs.jobs_of(run.id) == []
 
 
-def test_the_limit_of_live_jobs_holds_also_for_runs_that_post_at_once():
+def test_the_limit_of_live_jobs_holds_for_simultaneous_posts():
     for number in range(ROUNDS):
         endpoint = f"ep-{number}"
         held = [held_run(1) for _ in range(4)]
@@ -77,7 +77,7 @@ def test_the_limit_of_live_jobs_holds_also_for_runs_that_post_at_once():
         assert not [error for error in made if isinstance(error, Exception)]
 
 
-def test_only_the_endpoints_own_live_jobs_count_to_its_limit():
+def test_only_live_jobs_of_the_same_endpoint_count_for_its_limit():
     first, second, third = (held_run(1) for _ in range(3))
     job = live_job(first, 1)
     assert open_job(second, 1, max_live=1) is None
@@ -86,10 +86,10 @@ def test_only_the_endpoints_own_live_jobs_count_to_its_limit():
     assert open_job(third, 1, max_live=1) is not None
 
 
-# The id that a post brings back.
+# The id that a post returns.
 
 
-def test_a_late_id_is_kept_for_the_runs_new_owner():
+def test_a_late_id_is_stored_for_the_runs_new_owner():
     run = held_run()
     job_id = open_job(run, 1, 2)
     sim.expire(run.id)
@@ -101,7 +101,7 @@ def test_a_late_id_is_kept_for_the_runs_new_owner():
     assert remote_posts.free_pages(newer) == []
 
 
-def test_a_late_id_of_a_cancelled_run_is_to_be_cancelled():
+def test_a_late_id_of_a_cancelled_run_marks_the_job_for_cancellation():
     run = held_run()
     job_id = open_job(run, 1, 2)
     assert cancel(run)
@@ -118,7 +118,7 @@ def test_an_id_is_stored_once():
     assert row(job_id).remote_id == "first"
 
 
-def test_a_repeated_post_whose_id_comes_after_all_is_followed_but_has_no_page():
+def test_a_late_id_of_a_repeated_post_claims_no_page():
     run = held_run()
     job_id = open_job(run, 1, 2)
     remote_posts.note_lost(job_id, "cut")
@@ -144,8 +144,8 @@ def test_a_refused_post_frees_its_pages():
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_a_post_that_may_exist_is_not_called_refused(answered):
-    """A fork that is stopped after its post went out frees nothing."""
+def test_a_job_that_may_exist_is_not_noted_as_refused(answered):
+    """A fork that is stopped after its post went out frees no page."""
     run = held_run()
     job_id = open_job(run, 1, 2)
     if answered:
@@ -157,7 +157,7 @@ def test_a_post_that_may_exist_is_not_called_refused(answered):
     assert claims(run) == [job_id, job_id]
 
 
-def test_only_posts_of_earlier_claims_are_interrupted():
+def test_only_posts_of_earlier_claims_are_noted_as_interrupted():
     run = held_run(3)
     old = open_job(run, 1)
     leases.release(run)
@@ -168,8 +168,8 @@ def test_only_posts_of_earlier_claims_are_interrupted():
     assert row(old).lost_at is not None
 
 
-def test_a_lost_post_is_repeated_as_it_was():
-    """Its request key names its very pages, whatever else is free."""
+def test_a_lost_post_is_repeated_with_the_same_pages():
+    """Its request key names exactly its pages, even if others are free too."""
     run = held_run(9)
     lost = open_job(run, 2, 3, 5)
     other = live_job(run, 6, 7)
@@ -184,7 +184,7 @@ def test_a_lost_post_is_repeated_as_it_was():
     ]
 
 
-def test_two_lost_posts_are_never_made_one():
+def test_two_lost_posts_are_never_merged():
     run = held_run(4)
     for pages in [(1, 2), (3, 4)]:
         job_id = open_job(run, *pages)
@@ -193,7 +193,7 @@ def test_two_lost_posts_are_never_made_one():
     assert [free.numbers for free in remote_posts.free_pages(run)] == [(1, 2), (3, 4)]
 
 
-def test_who_lost_the_run_repeats_nothing():
+def test_a_lost_lease_repeats_no_post():
     run = held_run()
     job_id = open_job(run, 1, 2)
     remote_posts.note_lost(job_id, "cut")
@@ -203,7 +203,7 @@ def test_who_lost_the_run_repeats_nothing():
     assert row(job_id).state == "lost"
 
 
-def test_every_reason_of_a_page_is_remembered():
+def test_every_reason_of_a_pages_posts_is_returned():
     run = held_run()
     settle(live_job(run, 1, 2), again(1), again(2), reasons={1: PostReason.SECOND_TRY})
     live_job(run, 1, reason=PostReason.SECOND_TRY)
@@ -215,7 +215,7 @@ def test_every_reason_of_a_page_is_remembered():
 # Settling.
 
 
-def test_a_job_is_settled_once_by_whoever_comes_first():
+def test_a_job_is_settled_once_by_the_first_poller():
     for _ in range(ROUNDS):
         run = held_run()
         job = live_job(run, 1, 2)
@@ -224,7 +224,7 @@ def test_a_job_is_settled_once_by_whoever_comes_first():
         assert runs.finish(run) is RunState.PROCESSED
 
 
-def test_a_settled_job_touches_no_page_of_the_next_one():
+def test_a_settled_job_changes_no_page_of_the_next_one():
     run = held_run(1)
     first = live_job(run, 1)
     assert settle(first, again(1), reasons={1: PostReason.SECOND_TRY})
@@ -234,10 +234,10 @@ def test_a_settled_job_touches_no_page_of_the_next_one():
     assert sim.page_row(run.id, 1).state == PageState.PENDING
 
 
-def test_pages_that_came_back_are_progress_and_those_to_be_posted_again_are_not():
+def test_only_finished_pages_clear_the_crash_counts():
     run = held_run(2)
-    blame = "UPDATE runs SET crashes = 2, expiries = 5 WHERE id = :id"
-    sim.execute(blame, id=run.id)
+    set_counts = "UPDATE runs SET crashes = 2, expiries = 5 WHERE id = :id"
+    sim.execute(set_counts, id=run.id)
     settle(live_job(run, 1), again(1), reasons={1: PostReason.SECOND_TRY})
     assert (sim.run_row(run.id).crashes, sim.run_row(run.id).expiries) == (2, 5)
     settle(live_job(run, 2), read_page(2))
@@ -256,8 +256,8 @@ def test_the_last_job_of_a_remote_run_makes_it_claimable():
     assert (row(job.id).execution_ms, row(job.id).gauges) == (4000, {"slots": 8})
 
 
-def test_a_fork_that_leaves_while_the_last_job_ends_leaves_no_run_behind():
-    """Nobody would ever look at a remote run without a live job again."""
+def test_a_run_released_while_its_last_job_ends_stays_claimable():
+    """A remote run without a live job would never be continued."""
     for _ in range(ROUNDS):
         run = held_run(1)
         job = live_job(run, 1)
@@ -269,7 +269,7 @@ def test_a_fork_that_leaves_while_the_last_job_ends_leaves_no_run_behind():
         assert runs.finish(sim.claim(Stage.OCR)) is RunState.PROCESSED
 
 
-def test_a_fork_that_waited_for_the_settling_sees_its_outcome():
+def test_a_release_that_waited_for_the_jobs_end_sees_it():
     run = held_run(1)
     job = live_job(run, 1)
     leaving = threading.Thread(target=remote_jobs.leave_to_maintenance, args=[run])
@@ -283,7 +283,7 @@ def test_a_fork_that_waited_for_the_settling_sees_its_outcome():
     assert sim.run_row(run.id).state == RunState.READY
 
 
-def test_what_a_job_brings_after_the_cancel_changes_no_record():
+def test_a_result_after_the_cancel_changes_no_record():
     run = held_run(1)
     job = live_job(run, 1)
     assert cancel(run)
@@ -296,7 +296,7 @@ def test_what_a_job_brings_after_the_cancel_changes_no_record():
 # Polling.
 
 
-def test_pollers_that_come_together_never_get_the_same_job():
+def test_simultaneous_pollers_never_get_the_same_job():
     run = held_run(6)
     jobs = {live_job(run, number).id for number in range(1, 7)}
     remote_jobs.leave_to_maintenance(run)
@@ -309,7 +309,7 @@ def test_pollers_that_come_together_never_get_the_same_job():
             remote_jobs.note_poll(job_id, PollNote(next_in=0))
 
 
-def test_a_poll_that_brought_no_end_comes_again_in_its_time():
+def test_a_job_that_goes_on_is_polled_again_later():
     run = held_run(1)
     job = live_job(run, 1)
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
@@ -321,7 +321,7 @@ def test_a_poll_that_brought_no_end_comes_again_in_its_time():
     assert (row(job.id).polls, row(job.id).last_status) == (1, "IN_QUEUE")
 
 
-def test_a_dead_pollers_claim_ends():
+def test_the_claim_of_a_dead_poller_ends():
     run = held_run(1)
     live_job(run, 1)
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
@@ -329,7 +329,7 @@ def test_a_dead_pollers_claim_ends():
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
 
 
-def test_a_dead_forks_poll_does_not_hold_up_the_runs_next_owner():
+def test_the_poll_of_a_dead_fork_does_not_delay_the_runs_next_owner():
     run = held_run(1)
     live_job(run, 1)
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
@@ -355,7 +355,7 @@ def test_a_job_to_be_cancelled_is_polled_by_maintenance_at_once():
     assert [job.cancel_wanted for job in remote_jobs.claim_due(9)] == [True]
 
 
-def test_a_poll_that_ends_late_revives_no_job():
+def test_a_late_poll_does_not_revive_an_ended_job():
     run = held_run(1)
     job = live_job(run, 1)
     settle(job, read_page(1))
@@ -363,7 +363,7 @@ def test_a_poll_that_ends_late_revives_no_job():
     assert (row(job.id).state, row(job.id).remote_id) == ("ended", job.remote_id)
 
 
-def test_a_run_is_woken_when_its_lost_answer_is_due():
+def test_a_run_becomes_claimable_when_its_lost_post_is_due():
     run = held_run(1)
     job_id = open_job(run, 1)
     remote_posts.note_lost(job_id, "cut")
@@ -389,14 +389,14 @@ def test_a_webhooks_id_is_a_hint_until_it_is_confirmed():
     assert (row(job_id).remote_id, row(job_id).state) == ("named", "live")
 
 
-def test_the_posts_own_answer_stands_above_a_webhooks_id():
+def test_the_id_of_the_post_has_precedence_over_a_webhooks_id():
     run = held_run(1)
     job = live_job(run, 1)
     remote_jobs.note_poll(job.id, PollNote(next_in=1, adopted_id="another"))
     assert row(job.id).remote_id == job.remote_id
 
 
-def test_a_webhook_that_comes_during_a_poll_is_not_forgotten_by_it():
+def test_a_webhook_during_a_poll_triggers_another_poll():
     run = held_run(1)
     job = live_job(run, 1, token="secret")
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
@@ -407,7 +407,7 @@ def test_a_webhook_that_comes_during_a_poll_is_not_forgotten_by_it():
     assert remote_jobs.claim_due(9, run_id=run.id) == []
 
 
-def test_an_id_that_is_not_confirmed_is_forgotten_but_no_newer_one():
+def test_only_the_unconfirmed_id_is_forgotten_not_a_newer_one():
     run = held_run(1)
     job_id = open_job(run, 1, token="secret")
     remote_jobs.hint(token_digest("secret"), "newer")
@@ -417,7 +417,7 @@ def test_an_id_that_is_not_confirmed_is_forgotten_but_no_newer_one():
     assert row(job_id).hinted_id is None
 
 
-def test_a_token_that_no_post_has_is_not_known():
+def test_an_unknown_token_changes_nothing():
     run = held_run(1)
     job = live_job(run, 1, token="secret")
     before = row(job.id)

@@ -1,4 +1,4 @@
-"""What people and monitors see of jobs on RunPod: waits, listings, counts, what was paid."""
+"""Views of jobs on RunPod: why documents wait, lists, totals and costs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def endpoint(long: float = 600) -> LiveJobs:
 # Why a document waits.
 
 
-def test_a_fork_that_follows_jobs_is_no_reason_to_think_that_pages_are_read_here() -> None:
+def test_a_document_waits_for_remote_jobs_once_all_pages_are_posted() -> None:
     run = held_run(3)
     assert shown(run).waiting_for is None
     first = live_job(run, 1, 2)
@@ -57,7 +57,7 @@ def test_a_fork_that_follows_jobs_is_no_reason_to_think_that_pages_are_read_here
     assert shown(run).waiting_for == "worker"
 
 
-def test_a_post_that_is_only_being_made_is_waited_for_by_nobody() -> None:
+def test_a_document_does_not_wait_for_a_post_in_progress() -> None:
     run = held_run(1)
     job_id = open_job(run, 1)
     assert shown(run).waiting_for is None
@@ -65,7 +65,7 @@ def test_a_post_that_is_only_being_made_is_waited_for_by_nobody() -> None:
     assert shown(run).waiting_for == "remote_job"
 
 
-def test_a_fork_that_is_gone_is_waited_for_before_its_jobs() -> None:
+def test_a_document_without_a_fork_waits_for_a_worker() -> None:
     run = held_run(1)
     live_job(run, 1)
     sim.outlast(run.id)
@@ -76,7 +76,7 @@ def test_a_fork_that_is_gone_is_waited_for_before_its_jobs() -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "failed", "crashed"])
-def test_a_page_that_never_came_to_be_read_is_not_pending_for_ever(how: str) -> None:
+def test_an_unread_page_of_an_ended_run_is_not_pending(how: str) -> None:
     run = held_run(2)
     sim.read(run, 1)
     assert [page.status for page in page_queries.list_pages(run.id)] == ["ocr", "pending"]
@@ -102,7 +102,7 @@ def _task(run: Any) -> str:
 # A document's jobs.
 
 
-def test_a_documents_jobs_are_listed_with_all_that_is_known() -> None:
+def test_a_documents_jobs_are_listed_with_all_columns() -> None:
     run = held_run(4)
     done, failing = live_job(run, 1, 2), live_job(run, 3)
     lost = open_job(run, 4)
@@ -123,7 +123,7 @@ def test_a_documents_jobs_are_listed_with_all_that_is_known() -> None:
     assert (third.remote_id, third.state, third.error, third.usd) == (None, "lost", "cut", None)
 
 
-def test_the_age_of_a_job_ends_with_it() -> None:
+def test_the_age_of_a_job_stops_at_its_end() -> None:
     run = held_run(2)
     ended, live = live_job(run, 1), live_job(run, 2)
     settle(ended, read_page(1))
@@ -135,7 +135,7 @@ def test_the_age_of_a_job_ends_with_it() -> None:
     assert live.remote_id is not None
 
 
-def test_jobs_of_all_runs_of_a_document_are_listed_and_of_no_other() -> None:
+def test_the_jobs_of_all_runs_of_one_document_are_listed() -> None:
     run, other = held_run(1), held_run(1)
     settle(live_job(run, 1), read_page(1))
     live_job(other, 1)
@@ -148,7 +148,7 @@ def test_jobs_of_all_runs_of_a_document_are_listed_and_of_no_other() -> None:
     assert [job.run_id for job in list_jobs(run.document_id)] == [run.id, newer]
 
 
-def test_a_document_costs_what_all_its_jobs_ran_at_their_own_price() -> None:
+def test_a_documents_cost_is_the_sum_of_its_jobs_at_their_own_price() -> None:
     run = held_run(3)
     settle(live_job(run, 1), again(1), outcome=JobOutcome.FAILED, execution_ms=1500)
     settle(live_job(run, 1), read_page(1), execution_ms=2500)
@@ -162,7 +162,7 @@ def test_a_document_costs_what_all_its_jobs_ran_at_their_own_price() -> None:
 # All jobs together.
 
 
-def test_totals_count_live_jobs_by_their_last_word_and_ended_ones_by_outcome() -> None:
+def test_totals_count_live_jobs_by_last_status_and_ended_ones_by_outcome() -> None:
     assert job_totals().live == {}
     run = held_run(5)
     jobs = [live_job(run, number) for number in range(1, 5)]
@@ -179,7 +179,7 @@ def test_totals_count_live_jobs_by_their_last_word_and_ended_ones_by_outcome() -
 # An endpoint.
 
 
-def test_an_endpoint_is_alarming_only_for_jobs_that_have_queued_for_long() -> None:
+def test_only_jobs_queued_for_long_are_reported_as_such() -> None:
     run = held_run(2)
     running, queued = live_job(run, 1), live_job(run, 2)
     remote_jobs.note_poll(running.id, PollNote(next_in=9, status="IN_PROGRESS", error=""))
@@ -206,7 +206,7 @@ def test_a_failed_poll_counts_until_one_is_answered() -> None:
     assert not endpoint().answered
 
 
-def test_a_lost_post_keeps_its_reason_while_nobody_can_be_asked() -> None:
+def test_a_lost_post_keeps_its_message_while_no_id_is_known() -> None:
     run = held_run(1)
     job_id = open_job(run, 1)
     remote_posts.note_lost(job_id, "cut")
