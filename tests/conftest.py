@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import httpx
+import hypothesis
 import pymupdf
 import pytest
 import redis
@@ -28,6 +29,10 @@ from rag_service.jobs import leases, run_pages, runs, wake_ups
 from rag_service.jobs.leases import Claimant
 from rag_service.jobs.run_pages import PlannedRow
 from rag_service.states import PageState, RunState, Stage
+
+# A busy machine may take longer for an example than Hypothesis allows by default.
+hypothesis.settings.register_profile("no_deadline", deadline=None)
+hypothesis.settings.load_profile("no_deadline")
 
 # What a killed process of the test before left open must not hold up the next one.
 _END_OTHERS = (
