@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.fakes import runpod_twists as twists
+from tests.fakes import runpod_call_faults as call_faults
+from tests.fakes.runpod_call_faults import CallFault, failed_after, refused
 from tests.fakes.runpod_service import Call, read_all
-from tests.fakes.runpod_twists import Twist, failed_after, refused
 from tests.processes import Program, kill
 from tests.remote import Remote, open_remote
 
@@ -22,12 +22,14 @@ _SECONDS = 3.0
 _PATIENCE = 240.0
 # The faults of posts and of polls, and the share of calls that get one.
 _POST_FAULTS = [
-    refused(502), failed_after(500), twists.CUT_BEFORE, twists.CUT_AFTER, twists.HALF_AN_ANSWER,
-    twists.HTML_AFTER, twists.TRUNCATED_JSON, twists.NO_ID, refused(429), refused(429),
+    refused(502), failed_after(500), call_faults.CUT_BEFORE, call_faults.CUT_AFTER,
+    call_faults.HALF_AN_ANSWER, call_faults.HTML_AFTER, call_faults.TRUNCATED_JSON,
+    call_faults.NO_ID, refused(429), refused(429),
 ]  # fmt: skip
 _POLL_FAULTS = [
-    refused(500), refused(503), twists.CUT_BEFORE, twists.HTML, twists.TRUNCATED_JSON,
-    refused(404), twists.says("IN_QUEUE"), twists.says("IN_PROGRESS"), twists.says("A_NEW_WORD"),
+    refused(500), refused(503), call_faults.CUT_BEFORE, call_faults.HTML,
+    call_faults.TRUNCATED_JSON, refused(404), call_faults.says("IN_QUEUE"),
+    call_faults.says("IN_PROGRESS"), call_faults.says("A_NEW_WORD"),
 ]  # fmt: skip
 _SHARE = 0.25
 
@@ -39,7 +41,7 @@ class RandomFaults:
         self.random = random.Random(seed)
         self.active = True
 
-    def twist(self, call: Call) -> Twist | None:
+    def fault(self, call: Call) -> CallFault | None:
         """Called in the server's thread."""
         kinds = {"run": _POST_FAULTS, "status": _POLL_FAULTS}.get(call.name)
         if not self.active or kinds is None or self.random.random() > _SHARE:
@@ -69,7 +71,7 @@ def remote(stack: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
 
 def test_no_document_no_page_and_no_post_is_lost_or_doubled(remote: Remote, seed: int) -> None:
     faults = RandomFaults(seed)
-    remote.runpod.on_call = faults.twist
+    remote.runpod.on_call = faults.fault
     remote.runpod.play(read_all, workers=3, seconds=_SECONDS)
     remote.start(prepare=1, ocr=3)
     added = {

@@ -18,10 +18,10 @@ from rag_service.config.loader import get_settings
 from rag_service.database.engine import begin
 from rag_service.documents import deletion
 from rag_service.monitoring import readiness
-from tests.fakes import runpod_twists as twists
+from tests.fakes import runpod_call_faults as call_faults
 from tests.fakes.ocr_server import Gate
+from tests.fakes.runpod_call_faults import NO_FAULT, CallFault, held, refused
 from tests.fakes.runpod_service import read_all
-from tests.fakes.runpod_twists import HONEST, Twist, held, refused
 from tests.processes import Program, kill
 from tests.remote import Remote, open_remote
 from tests.simulation import wait_until_blocked
@@ -73,7 +73,7 @@ def remote(running: tuple[Remote, HeldHandlers]) -> Iterator[Remote]:
     yield remote
     handlers.open.set()
     for name in ("run", "status", "cancel", "health"):
-        remote.runpod.always(name, HONEST)
+        remote.runpod.always(name, NO_FAULT)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_maintenance_killed_while_it_polls_loses_no_result(
     old.kill()
     # Its claim on the poll ends after a minute; the test ends it at once.
     remote.service.rows("UPDATE remote_jobs SET polled_until = NULL RETURNING id")
-    remote.runpod.always("status", HONEST)
+    remote.runpod.always("status", NO_FAULT)
     gate.open()
     remote.programs.start_maintenance()
     assert remote.ended(document_id).pages.ocr == 2
@@ -179,8 +179,8 @@ def fork_at_runpod(remote: Remote) -> int:
     return remote.programs.fork_to(port)
 
 
-def kill_during_post(remote: Remote, twist: Twist, gate: Gate) -> str:
-    remote.runpod.next("run", twist)
+def kill_during_post(remote: Remote, fault: CallFault, gate: Gate) -> str:
+    remote.runpod.next("run", fault)
     document_id = remote.add(2)
     assert gate.arrived.wait(60)
     kill(fork_at_runpod(remote))
@@ -190,8 +190,8 @@ def kill_during_post(remote: Remote, twist: Twist, gate: Gate) -> str:
 
 def test_a_fork_killed_before_its_post_is_accepted(remote: Remote) -> None:
     gate = Gate()
-    twist = Twist(accepted=False, cut="whole", before=gate)
-    document_id = kill_during_post(remote, twist, gate)
+    fault = CallFault(accepted=False, cut="whole", before=gate)
+    document_id = kill_during_post(remote, fault, gate)
     assert remote.ended(document_id).status == "processed"
     assert outcomes(remote, document_id) == REPEATED
     assert list(remote.accepted(document_id).values()) == [1]
@@ -319,7 +319,7 @@ def test_deleted_rows_go_when_the_last_job_has_ended(
     handlers.open.clear()
     document_id = remote.add(8)
     posts = remote.live(document_id, 2)
-    remote.runpod.next("cancel", twists.CUT_BEFORE, twists.CUT_BEFORE)
+    remote.runpod.next("cancel", call_faults.CUT_BEFORE, call_faults.CUT_BEFORE)
     deletion.delete(document_id)
     gone = "SELECT 1 FROM documents WHERE id = :id"
     remote.wait(lambda: not remote.service.rows(gone, id=document_id), "its rows are gone")
@@ -409,8 +409,8 @@ def test_an_endpoint_that_accepts_no_job_parks_the_document(remote: Remote, code
     document_id = remote.add(1)
     parked(remote, document_id)
     assert ("misconfigured" in faults(remote)["ocr_server"]) == (code != 429)
-    remote.runpod.always("run", HONEST)
-    remote.runpod.always("health", HONEST)
+    remote.runpod.always("run", NO_FAULT)
+    remote.runpod.always("health", NO_FAULT)
     assert remote.ended(document_id).status == "processed"
     assert set(outcomes(remote, document_id)[:-1]) == {("first", "refused")}
     assert outcomes(remote, document_id)[-1] == ("first", "completed")
@@ -442,7 +442,7 @@ def test_a_second_lost_answer_parks_the_document(remote: Remote) -> None:
     remote.runpod.next("run", refused(502), refused(502))
     document_id = remote.add(1)
     parked(remote, document_id)
-    remote.runpod.always("health", HONEST)
+    remote.runpod.always("health", NO_FAULT)
     assert remote.ended(document_id).status == "processed"
     assert outcomes(remote, document_id) == [
         ("first", "repeated"), ("lost_answer", "repeated"), ("lost_answer", "completed"),
@@ -469,12 +469,12 @@ def test_queued_jobs_without_a_worker_raise_an_alarm(
     remote: Remote, handlers: HeldHandlers
 ) -> None:
     no_workers = {"jobs": {"inQueue": 1}, "workers": {"idle": 0, "throttled": 0}}
-    remote.runpod.always("health", Twist(change=lambda _: no_workers))
-    remote.runpod.always("status", twists.says("IN_QUEUE"))
+    remote.runpod.always("health", CallFault(change=lambda _: no_workers))
+    remote.runpod.always("status", call_faults.says("IN_QUEUE"))
     document_id = remote.add(1)
     remote.wait(lambda: "no_gpu_workers" in faults(remote), "the alarm")
     assert "no worker" in faults(remote)["no_gpu_workers"]
-    remote.runpod.always("health", HONEST)
-    remote.runpod.always("status", HONEST)
+    remote.runpod.always("health", NO_FAULT)
+    remote.runpod.always("status", NO_FAULT)
     assert remote.ended(document_id).status == "processed"
     remote.wait(lambda: "no_gpu_workers" not in faults(remote), "the alarm ends")

@@ -1,7 +1,7 @@
 """A fake RunPod: the public API of one endpoint and the API that real worker loops poll.
 
 It has RunPod's semantics (tests.fakes.runpod_jobs) and the faults that a test asks for
-(runpod_twists). Every call is recorded. All methods may be called from any thread.
+(runpod_call_faults). Every call is recorded. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import httpx
 
 from tests.fakes.loopback import Answer, Loopback, Request
 from tests.fakes.ocr_server import Gate
+from tests.fakes.runpod_call_faults import NO_FAULT, CallFault
 from tests.fakes.runpod_jobs import Job, JobTable
-from tests.fakes.runpod_twists import HONEST, Twist
 
 ENDPOINT, KEY = "ep-test", "rp-test-key"
 MAX_BODY = 10_000_000
@@ -39,7 +39,7 @@ class Call:
     at: float
     job_id: str | None
     key: str = ""
-    twist: Twist = HONEST
+    fault: CallFault = NO_FAULT
     status: int | None = None
 
 
@@ -54,14 +54,14 @@ class RunPodService:
         self.webhook_wait = 10.0
         # Seconds that a worker's poll is held open.
         self.hold = 2.0
-        # Called first for each call, in the server's thread; a twist that it returns has
+        # Called first for each call, in the server's thread; a fault that it returns has
         # precedence over all others.
-        self.on_call: Callable[[Call], Twist | None] = lambda _: None
+        self.on_call: Callable[[Call], CallFault | None] = lambda _: None
         self.calls: list[Call] = []
         self.webhooks: list[tuple[str, int | None]] = []
         self.table = JobTable(self._final)
-        self._next: dict[str, deque[Twist]] = {}
-        self._always: dict[str, Twist] = {}
+        self._next: dict[str, deque[CallFault]] = {}
+        self._always: dict[str, CallFault] = {}
         self._lock = threading.RLock()
         self._server = Loopback(self._answer)
 
@@ -92,15 +92,15 @@ class RunPodService:
 
     # Behaviour.
 
-    def next(self, call: str, *twists: Twist) -> None:
-        """Set twists for the next calls of this name (run, status, cancel, health, job-done, …)."""
+    def next(self, call: str, *faults: CallFault) -> None:
+        """Set faults for the next calls of this name (run, status, cancel, health, job-done, …)."""
         with self._lock:
-            self._next.setdefault(call, deque()).extend(twists)
+            self._next.setdefault(call, deque()).extend(faults)
 
-    def always(self, call: str, twist: Twist) -> None:
-        """Set the twist of every call of this name after those of next(); HONEST removes it."""
+    def always(self, call: str, fault: CallFault) -> None:
+        """Set the fault of every call of this name after those of next(); NO_FAULT removes it."""
         with self._lock:
-            self._always[call] = twist
+            self._always[call] = fault
 
     def refuse(self) -> None:
         """Cut all connections; new ones are refused until listen()."""
@@ -153,11 +153,11 @@ class RunPodService:
             call.job_id, call.key = None, _key(request.body)
         with self._lock:
             self.calls.append(call)
-        call.twist = twist = self._twist(call)
-        await _until(twist.before, twist.delay)
-        honest = await self._honest(call, rest, request) if twist.accepted else Answer()
-        await _until(twist.after)
-        answer = twist.applied(honest)
+        call.fault = fault = self._fault_of(call)
+        await _until(fault.before, fault.delay)
+        normal = await self._normal_answer(call, rest, request) if fault.accepted else Answer()
+        await _until(fault.after)
+        answer = fault.applied(normal)
         call.status = None if answer.cut == "whole" else answer.status
         return answer
 
@@ -169,15 +169,15 @@ class RunPodService:
         name, *rest = path.removeprefix(start).split("/")
         return name, rest
 
-    def _twist(self, call: Call) -> Twist:
+    def _fault_of(self, call: Call) -> CallFault:
         chosen = self.on_call(call)
         if chosen is not None:
             return chosen
         with self._lock:
             waiting = self._next.get(call.name)
-            return waiting.popleft() if waiting else self._always.get(call.name, HONEST)
+            return waiting.popleft() if waiting else self._always.get(call.name, NO_FAULT)
 
-    async def _honest(self, call: Call, rest: list[str], request: Request) -> Answer:
+    async def _normal_answer(self, call: Call, rest: list[str], request: Request) -> Answer:
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         if key != self.key:
             return Answer.json({"error": "unauthorized"}, 401)

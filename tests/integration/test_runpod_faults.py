@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rag_service.config.loader import load_settings
-from tests.fakes import runpod_twists as twists
+from tests.fakes import runpod_call_faults as call_faults
+from tests.fakes.runpod_call_faults import NO_FAULT, CallFault, failed_after, refused, says, slow
 from tests.fakes.runpod_service import Call, read_all
-from tests.fakes.runpod_twists import HONEST, Twist, failed_after, refused, says, slow
 from tests.remote import QUICK_JOBS, Post, Remote, open_remote
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/runpod_faults.json"
@@ -61,26 +61,26 @@ class Asked:
             self.remote.runpod.table.lose(self.remote_id)
 
 
-Answer = Callable[[Asked], Twist]
+Answer = Callable[[Asked], CallFault]
 
 
-def honest(_: Asked) -> Twist:
-    return HONEST
+def normal(_: Asked) -> CallFault:
+    return NO_FAULT
 
 
-def always(twist: Twist) -> Answer:
-    return lambda _: twist
+def always(fault: CallFault) -> Answer:
+    return lambda _: fault
 
 
-def first(*several: Twist) -> Answer:
-    """Return these for the first calls of the first job, and honest answers after them."""
+def first(*several: CallFault) -> Answer:
+    """Return these for the first calls of the first job, and normal answers after them."""
     return lambda asked: (
-        several[asked.times - 1] if asked.job == 1 and asked.times <= len(several) else HONEST
+        several[asked.times - 1] if asked.job == 1 and asked.times <= len(several) else NO_FAULT
     )
 
 
-def first_job(twist: Twist) -> Answer:
-    return lambda asked: twist if asked.job == 1 else HONEST
+def first_job(fault: CallFault) -> Answer:
+    return lambda asked: fault if asked.job == 1 else NO_FAULT
 
 
 @dataclass
@@ -88,9 +88,9 @@ class Case:
     """A fault and the record in which it must end. `answer` is RunPod's worker: (post, input)."""
 
     name: str
-    posts: tuple[Twist, ...] = ()
-    status: Answer = honest
-    cancel: Answer = honest
+    posts: tuple[CallFault, ...] = ()
+    status: Answer = normal
+    cancel: Answer = normal
     answer: Callable[[int, JobInput], dict[str, Any]] = lambda _, given: read_all(given)
     pages: int = 1
     # Expected.
@@ -109,10 +109,10 @@ class Case:
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
-def lost_post(name: str, twist: Twist, accepted: int) -> Case:
+def lost_post(name: str, fault: CallFault, accepted: int) -> Case:
     """A lost answer to a post: the pages are posted again later, with the same key."""
     rows = (("first", "repeated"), (LOST, "completed"))
-    return Case(f"run: {name}", (twist,), rows=rows, accepted=accepted)
+    return Case(f"run: {name}", (fault,), rows=rows, accepted=accepted)
 
 
 def refused_post(status: int) -> Case:
@@ -123,7 +123,7 @@ def refused_post(status: int) -> Case:
     )  # fmt: skip
 
 
-def passing(name: str, *several: Twist) -> Case:
+def passing(name: str, *several: CallFault) -> Case:
     """A poll without a usable answer, while the job goes on."""
     return Case(f"status: {name}", status=first(*several))
 
@@ -144,12 +144,12 @@ def timed_out(name: str, **more: Any) -> Case:
     return Case(name, rows=rows, error="remote_job_timed_out", cancelled=True, stuck=True, **more)
 
 
-def aged(seconds: float, then: Twist = HONEST, *, lost: bool = False) -> Answer:
+def aged(seconds: float, then: CallFault = NO_FAULT, *, lost: bool = False) -> Answer:
     """Make the first job older by these seconds and, if `lost`, unknown to RunPod."""
 
-    def answer(asked: Asked) -> Twist:
+    def answer(asked: Asked) -> CallFault:
         if asked.job > 1:
-            return HONEST
+            return NO_FAULT
         asked.pass_time(seconds)
         if lost:
             asked.lose()
@@ -159,10 +159,10 @@ def aged(seconds: float, then: Twist = HONEST, *, lost: bool = False) -> Answer:
 
 
 def all_lost(seconds: float) -> Answer:
-    def answer(asked: Asked) -> Twist:
+    def answer(asked: Asked) -> CallFault:
         asked.pass_time(seconds)
         asked.lose()
-        return HONEST
+        return NO_FAULT
 
     return answer
 
@@ -170,24 +170,24 @@ def all_lost(seconds: float) -> Answer:
 def for_ever(word: str, **more: Any) -> Answer:
     """The status never changes until the deadline is near."""
 
-    def answer(asked: Asked) -> Twist:
+    def answer(asked: Asked) -> CallFault:
         asked.pass_time(NEAR_ITS_TTL)
         sent = [call for call in asked.remote.runpod.calls if call.name == "cancel"]
         accepted = [call for call in sent if call.job_id == asked.remote_id and call.status == 200]
-        return HONEST if accepted else says(word, **more)
+        return NO_FAULT if accepted else says(word, **more)
 
     return answer
 
 
-def never_ends(asked: Asked) -> Twist:
+def never_ends(asked: Asked) -> CallFault:
     """Not even the cancel changes the status."""
     asked.pass_time(NEAR_ITS_TTL)
     return says("IN_PROGRESS", executionTime=1000)
 
 
-def cancel_does_nothing(asked: Asked) -> Twist:
+def cancel_does_nothing(asked: Asked) -> CallFault:
     asked.pass_time(LONG_GONE - NEAR_ITS_TTL)
-    return HONEST
+    return NO_FAULT
 
 
 def fails(message: str) -> Callable[[int, JobInput], dict[str, Any]]:
@@ -239,26 +239,26 @@ def page_error(code: str, *, once: bool = False) -> Callable[[int, JobInput], di
     return answer
 
 
-def failing_and_lost(asked: Asked) -> Twist:
+def failing_and_lost(asked: Asked) -> CallFault:
     """FAILED, then unknown, then FAILED: two different reasons, each with one repost."""
     if asked.job % 2:
-        return twists.says_failed("CUDA out of memory")
+        return call_faults.says_failed("CUDA out of memory")
     asked.pass_time(OLD)
     return refused(404)
 
 
-def fails_after_the_cancel(asked: Asked) -> Twist:
+def fails_after_the_cancel(asked: Asked) -> CallFault:
     asked.pass_time(NEAR_ITS_TTL)
     cancelled = asked.remote.runpod.job(asked.remote_id).status == "CANCELLED"
-    return twists.says_failed("cancelled") if cancelled else says("IN_PROGRESS")
+    return call_faults.says_failed("cancelled") if cancelled else says("IN_PROGRESS")
 
 
-def cancelled_on_runpod(asked: Asked) -> Twist:
+def cancelled_on_runpod(asked: Asked) -> CallFault:
     asked.remote.runpod.table.cancel(asked.remote_id)
-    return HONEST
+    return NO_FAULT
 
 
-GZIP = Twist(headers={"Content-Encoding": "gzip"})
+GZIP = CallFault(headers={"Content-Encoding": "gzip"})
 CASES = [
     Case("nothing at all"),
     Case("run: 429 with Retry-After", (refused(429, "slow down", "1"),)),
@@ -266,28 +266,28 @@ CASES = [
     *[refused_post(status) for status in (400, 413, 422)],
     *[lost_post(f"{status}", refused(status), 1) for status in (500, 502, 503, 504)],
     lost_post("502 although accepted", failed_after(502), 2),
-    lost_post("cut before it is accepted", twists.CUT_BEFORE, 1),
-    lost_post("cut after it is accepted", twists.CUT_AFTER, 2),
-    lost_post("half an answer", twists.HALF_AN_ANSWER, 2),
-    lost_post("HTML, not accepted", twists.HTML, 1),
-    lost_post("HTML, accepted", twists.HTML_AFTER, 2),
-    lost_post("truncated JSON", twists.TRUNCATED_JSON, 2),
-    lost_post("no id", twists.NO_ID, 2),
-    lost_post("a list instead", Twist(body=b"[]"), 2),
+    lost_post("cut before it is accepted", call_faults.CUT_BEFORE, 1),
+    lost_post("cut after it is accepted", call_faults.CUT_AFTER, 2),
+    lost_post("half an answer", call_faults.HALF_AN_ANSWER, 2),
+    lost_post("HTML, not accepted", call_faults.HTML, 1),
+    lost_post("HTML, accepted", call_faults.HTML_AFTER, 2),
+    lost_post("truncated JSON", call_faults.TRUNCATED_JSON, 2),
+    lost_post("no id", call_faults.NO_ID, 2),
+    lost_post("a list instead", CallFault(body=b"[]"), 2),
     lost_post("broken compression", GZIP, 2),
-    lost_post("a redirect", Twist(False, 302, headers={"Location": "/login"}), 1),
+    lost_post("a redirect", CallFault(False, 302, headers={"Location": "/login"}), 1),
     lost_post("slower than the time-out", slow(REQUEST_TIMEOUT + 1), 2),
     Case("run: 502, the first half of a long document", (refused(502),), pages=16, accepted=3,
          rows=(("first", "repeated"), (LOST, "completed"), DONE, DONE)),
     Case("run: slow", (slow(REQUEST_TIMEOUT / 3),)),
     *[passing(f"{status} twice", *[refused(status)] * 2) for status in (500, 502, 503, 504, 400)],
     passing("429 with Retry-After", refused(429, "slow down", "1")),
-    passing("cut", twists.CUT_BEFORE, twists.CUT_AFTER),
-    passing("half an answer", twists.HALF_AN_ANSWER),
-    passing("HTML", twists.HTML),
-    passing("truncated JSON", twists.TRUNCATED_JSON),
+    passing("cut", call_faults.CUT_BEFORE, call_faults.CUT_AFTER),
+    passing("half an answer", call_faults.HALF_AN_ANSWER),
+    passing("HTML", call_faults.HTML),
+    passing("truncated JSON", call_faults.TRUNCATED_JSON),
     passing("broken compression", GZIP),
-    passing("no status", Twist(change=lambda body: {"id": body["id"]})),
+    passing("no status", CallFault(change=lambda body: {"id": body["id"]})),
     passing("times that are no numbers", says("IN_PROGRESS", executionTime=float("nan"))),
     passing("slower than the time-out", slow(REQUEST_TIMEOUT + 1)),
     passing("404 while fresh", refused(404), refused(404)),
@@ -304,13 +304,13 @@ CASES = [
     posted_again("status: no answer past its ttl", "expired", EXPIRED,
                  status=aged(LONG_GONE, refused(500))),
     posted_again("COMPLETED without output", "missing", SECOND,
-                 status=first_job(twists.NO_OUTPUT)),
+                 status=first_job(call_faults.NO_OUTPUT)),
     given_up("COMPLETED without output, twice", "missing", SECOND, "remote_result_missing",
-             status=always(twists.NO_OUTPUT)),
+             status=always(call_faults.NO_OUTPUT)),
     given_up("COMPLETED with another's key", "missing", SECOND, "remote_result_missing",
              answer=another_key),
     posted_again("COMPLETED with another version", "missing", SECOND,
-                 status=first_job(twists.with_output({"version": 2}))),
+                 status=first_job(call_faults.with_output({"version": 2}))),
     posted_again("COMPLETED without a page", "completed", SECOND, answer=without_page_2, pages=3),
     Case("a page that cannot be rendered", answer=page_error("page_unrenderable"),
          error="page_unrenderable", says="the page says no"),
@@ -346,8 +346,8 @@ CASES = [
     timed_out("cancel: 500", status=for_ever("IN_PROGRESS"), cancel=first(refused(500))),
     timed_out("cancel: 429", status=for_ever("IN_PROGRESS"),
               cancel=first(refused(429, "slow down", "1"))),
-    timed_out("cancel: cut", status=for_ever("IN_PROGRESS"), cancel=first(twists.CUT_BEFORE)),
-    timed_out("cancel: HTML", status=for_ever("IN_PROGRESS"), cancel=first(twists.HTML_AFTER)),
+    timed_out("cancel: cut", status=for_ever("IN_PROGRESS"), cancel=first(call_faults.CUT_BEFORE)),
+    timed_out("cancel: HTML", status=for_ever("IN_PROGRESS"), cancel=first(call_faults.HTML_AFTER)),
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
 
@@ -364,7 +364,7 @@ class Director:
         case.document_id = self._remote.add(case.pages)
         self._cases[self._remote.run_id(case.document_id)] = case
 
-    def direct(self, call: Call) -> Twist | None:
+    def direct(self, call: Call) -> CallFault | None:
         """Called in the server's thread."""
         if call.name == "run":
             case = self._of(call.key)

@@ -13,8 +13,8 @@ import pytest
 from rag_service.config.loader import get_settings
 from rag_service.monitoring import readiness
 from rag_service.monitoring.readiness import Fault
+from tests.fakes.runpod_call_faults import NO_FAULT, refused
 from tests.fakes.runpod_service import read_all
-from tests.fakes.runpod_twists import HONEST, refused
 from tests.remote import Remote, open_remote
 
 # Waits so long that a test which needed one would not end.
@@ -81,7 +81,7 @@ def endpoint(running: Endpoint) -> Iterator[Endpoint]:
     yield running
     running.runpod.listen()
     for call in ("run", "status", "health"):
-        running.runpod.always(call, HONEST)
+        running.runpod.always(call, NO_FAULT)
     running.open.set()
     active = "SELECT 1 FROM runs WHERE state NOT IN ('processed', 'failed', 'cancelled')"
     running.remote.wait(lambda: not running.remote.service.rows(active), "all runs have ended")

@@ -13,8 +13,8 @@ from rag_service.config.loader import get_settings
 from rag_service.jobs import remote_jobs, remote_posts, server_state
 from rag_service.jobs.remote_jobs import JobRow, PollNote
 from tests import simulation as sim
+from tests.fakes.runpod_call_faults import CUT_BEFORE, HTML, NO_FAULT, CallFault, refused
 from tests.fakes.runpod_service import RunPodService
-from tests.fakes.runpod_twists import CUT_BEFORE, HONEST, HTML, Twist, refused
 from tests.posts import held_run, new_job, read_page, settle
 from workers.remote.endpoint_watch import EndpointWatch
 
@@ -105,7 +105,7 @@ def test_queued_jobs_without_a_worker_raise_an_alarm_once(
 
 
 @pytest.mark.parametrize("silence", [*NO_ANSWER, refused(401), refused(404)])
-def test_an_alarm_stays_while_runpod_does_not_answer(watched: Watched, silence: Twist) -> None:
+def test_an_alarm_stays_while_runpod_does_not_answer(watched: Watched, silence: CallFault) -> None:
     watched.polled()
     watched.age(get_settings().runpod.no_worker_alarm + 1)
     raised = watched.check()
@@ -124,7 +124,7 @@ def test_unknown_health_raises_no_alarm_about_workers(watched: Watched) -> None:
 
 @pytest.mark.parametrize("silence", NO_ANSWER)
 def test_an_endpoint_is_down_after_several_unanswered_checks(
-    watched: Watched, caplog: pytest.LogCaptureFixture, silence: Twist
+    watched: Watched, caplog: pytest.LogCaptureFixture, silence: CallFault
 ) -> None:
     watched.unanswered("https://api.example: connection refused")
     watched.runpod.always("health", silence)
@@ -132,7 +132,7 @@ def test_an_endpoint_is_down_after_several_unanswered_checks(
     alarms = watched.check(4)
     assert alarms == {"ocr_server": "down: https://api.example: connection refused"}
     assert warnings(caplog, "connection refused") == 1
-    watched.runpod.always("health", HONEST)
+    watched.runpod.always("health", NO_FAULT)
     watched.polled("IN_PROGRESS")
     assert watched.check() == {}
     watched.unanswered()

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from rag_service.runpod.job_keys import token_digest
-from tests.fakes import runpod_twists as twists
+from tests.fakes import runpod_call_faults as call_faults
+from tests.fakes.runpod_call_faults import NO_FAULT, refused, says
 from tests.fakes.runpod_jobs import Job
 from tests.fakes.runpod_service import read_all
-from tests.fakes.runpod_twists import HONEST, refused, says
 from tests.net import free_port
 from tests.remote import Remote, open_remote
 
@@ -65,7 +65,7 @@ class Endpoint:
 
     def added_and_lost(self) -> str:
         """A document whose post was accepted and whose answer was lost."""
-        self.remote.runpod.next("run", twists.CUT_AFTER)
+        self.remote.runpod.next("run", call_faults.CUT_AFTER)
         document_id = self.remote.add(2)
         self.remote.wait(
             lambda: (rows := self.remote.rows(document_id)) and rows[0].state == "lost",
@@ -107,7 +107,7 @@ def endpoint(running: Endpoint) -> Iterator[Endpoint]:
     running.open.clear()
     yield running
     running.open.set()
-    running.remote.runpod.always("status", HONEST)
+    running.remote.runpod.always("status", NO_FAULT)
 
 
 def sent(endpoint: Endpoint, job: Job) -> list[int | None]:
@@ -201,7 +201,7 @@ def test_an_id_is_not_adopted_while_runpod_does_not_answer(endpoint: Endpoint) -
     endpoint.remote.wait(lambda: endpoint.row(document_id).polls > 0, "RunPod was asked")
     row = endpoint.row(document_id)
     assert (row.state, row.remote_id, row.hinted_id) == ("lost", None, job.id)
-    endpoint.remote.runpod.always("status", HONEST)
+    endpoint.remote.runpod.always("status", NO_FAULT)
     endpoint.open.set()
     assert endpoint.remote.ended(document_id).status == "processed"
     assert len(endpoint.remote.rows(document_id)) == 1
