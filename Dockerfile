@@ -1,4 +1,4 @@
-# The service's image: API, workers, maintenance and Flower are commands of it.
+# The image of the service. API, workers, maintenance and Flower are commands of it.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 COPY . .
@@ -6,7 +6,7 @@ RUN python -m venv /opt/rag_service \
     && /opt/rag_service/bin/pip install --no-cache-dir --constraint constraints.txt .
 
 FROM python:3.11-slim-bookworm
-# Shrinks scans that are too large for a RunPod job; without it the second shrinker does it all.
+# Ghostscript shrinks scans that are too large for a RunPod job; without it a slower shrinker runs.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ghostscript \
     && rm -rf /var/lib/apt/lists/*
@@ -18,7 +18,7 @@ ENV PATH=/opt/rag_service/bin:$PATH \
     TMPDIR=/var/lib/rag_service
 USER rag_service
 WORKDIR /var/lib/rag_service
-# What is broken in the environment breaks the build, not the first document.
+# A broken environment fails the build here, not the first document.
 RUN rag-service --version \
     && REDIS_URL=redis://smoke-test python -c "import faster_paddle, kombu.transport.redis, pymupdf, workers.celery_app"
 

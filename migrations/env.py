@@ -1,4 +1,4 @@
-"""Alembic's environment: runs the migrations on the connection that rag_service hands over."""
+"""Alembic's environment: runs the migrations on the connection in its attributes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Makes agreement.pdf (born-digital), scan.pdf and scan.txt: python -m samples.make_samples OUT.
+"""Write agreement.pdf (born-digital), scan.pdf and scan.txt: python -m samples.make_samples OUT.
 
-The same words and pixels every time, so that what the demo prints can be compared.
+The output is the same on every run, so that the output of the demo can be compared.
 """
 
 import io
@@ -22,12 +22,12 @@ BODY_SIZE = 10.5
 # The bullet of WinAnsiEncoding, which the built-in fonts have.
 BULLET = "\x95"
 SCAN_DPI = 200
-# The third page went through the scanner sideways.
+# The third page is scanned sideways.
 TURNED_PAGE = 3
 
 
 class Flow:
-    """Lays blocks out from top to bottom and starts a new page where one is full."""
+    """Lays out blocks from top to bottom and starts a new page when one is full."""
 
     def __init__(self, body_size: float) -> None:
         self.document = pymupdf.open()
@@ -53,7 +53,7 @@ class Flow:
                 self._table(block)
 
     def _heading(self, text: str, size: float) -> None:
-        # A heading stays with the first lines of what it heads.
+        # A heading stays on the page of the first lines below it.
         self._need(size * 2 + self.size * 5)
         self.y += size * 0.6
         self._lines(text, MARGIN, size, BOLD)
@@ -121,7 +121,7 @@ def make_agreement(target: Path) -> None:
 
 
 def make_scan(target: Path) -> None:
-    """Raster pages only, as an office scanner leaves them; the words go beside it, by page."""
+    """Write raster pages, as an office scanner does, and a text file with the words by page."""
     dice = random.Random(20260914)
     document = pymupdf.open()
     for number, blocks in enumerate(SCAN, start=1):
@@ -139,7 +139,7 @@ def make_scan(target: Path) -> None:
 
 
 def printed(blocks: Sequence[Block]) -> Image.Image:
-    """The clean sheet in grey at SCAN_DPI."""
+    """Return the clean page in grey at SCAN_DPI."""
     flow = Flow(BODY_SIZE + 1.5)
     for block in blocks:
         flow.add(block)
@@ -147,17 +147,17 @@ def printed(blocks: Sequence[Block]) -> Image.Image:
     return Image.frombytes("L", (pixels.width, pixels.height), pixels.samples)
 
 
-def scanned(sheet: Image.Image, dice: random.Random) -> Image.Image:
-    """The sheet a little skewed and blurred, on grey paper with grain and a dark edge."""
+def scanned(clean: Image.Image, dice: random.Random) -> Image.Image:
+    """Return the page slightly skewed and blurred, on grey paper with grain and a dark edge."""
     angle = dice.uniform(0.3, 0.8) * dice.choice((-1, 1))
-    skewed = sheet.rotate(angle, Image.Resampling.BICUBIC, fillcolor=255)
+    skewed = clean.rotate(angle, Image.Resampling.BICUBIC, fillcolor=255)
     faded = skewed.filter(ImageFilter.GaussianBlur(0.7)).point(
         lambda value: 38 + value * 205 // 255
     )
-    grain = Image.frombytes("L", sheet.size, dice.randbytes(sheet.width * sheet.height))
+    grain = Image.frombytes("L", clean.size, dice.randbytes(clean.width * clean.height))
     soft = grain.filter(ImageFilter.GaussianBlur(0.8)).point(lambda value: (value - 128) // 3 + 128)
     paper = ImageChops.add(faded, soft, offset=-128)
-    shadow = Image.linear_gradient("L").rotate(90).resize(sheet.size)
+    shadow = Image.linear_gradient("L").rotate(90).resize(clean.size)
     edge = shadow.point(lambda value: min(255, 150 + value * 12))
     return ImageChops.multiply(paper, edge)
 
@@ -173,7 +173,7 @@ def plain(block: Block) -> str:
 
 
 def save(document: pymupdf.Document, target: Path) -> None:
-    """Without dates or random identifiers, which would differ from run to run."""
+    """Save without dates and random identifiers, which would differ between runs."""
     document.save(target, garbage=3, deflate=True, no_new_id=True)
 
 

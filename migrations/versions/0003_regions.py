@@ -1,4 +1,4 @@
-"""Regions of pages, how a run looks for them, and which pages it is to redo"""
+"""Regions of pages, the layout mode of a run, and the pages it is to redo"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def upgrade() -> None:
         ),
     )
     op.alter_column("pages", "regions", server_default=None)
-    # Until now every page was read whole.
+    # Before this migration every page was read whole.
     op.add_column(
         "runs", sa.Column("layout", sa.Text(), server_default=sa.text("'page'"), nullable=False)
     )
@@ -40,18 +40,18 @@ def upgrade() -> None:
         ),
     )
     op.alter_column("runs", "redo_pages", server_default=None)
-    _digest_anew((*_OPTIONS_BEFORE, "layout"))
+    _update_fingerprints((*_OPTIONS_BEFORE, "layout"))
 
 
 def downgrade() -> None:
-    _digest_anew(_OPTIONS_BEFORE)
+    _update_fingerprints(_OPTIONS_BEFORE)
     op.drop_column("runs", "redo_pages")
     op.drop_column("runs", "layout")
     op.drop_column("pages", "regions")
 
 
-def _digest_anew(options: tuple[str, ...]) -> None:
-    """Fingerprints are digests of a run's options: pages read before stay fit to be reused."""
+def _update_fingerprints(options: tuple[str, ...]) -> None:
+    """Update the digests of run options, so that pages read before can still be reused."""
     connection = op.get_bind()
     runs, pages = (sa.table(name, sa.column("fingerprint")) for name in ("runs", "pages"))
     names = ", ".join(("fingerprint", *options))

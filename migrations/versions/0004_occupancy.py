@@ -1,4 +1,4 @@
-"""How full each OCR server is: what forks have open, samples, and what was right last time"""
+"""Occupancy of OCR servers: open requests of forks, samples, and the last good limit"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in flight is told as a mean, so that short documents count for what they keep open"""
+"""The number in flight as a mean, so that short documents count by what they keep open"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why forks changed the number of requests in flight, counted by server and reason"""
+"""Changes of the number of requests in flight, counted by server and reason"""
 
 from __future__ import annotations
 

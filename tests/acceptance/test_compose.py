@@ -1,4 +1,4 @@
-"""docker-compose.customer.yml passes `docker-compose config`; its commands run as they stand."""
+"""docker-compose.customer.yml passes `docker-compose config`; its commands run as written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _compose(folder: Path, secrets: dict[str, str]) -> subprocess.CompletedProce
     )
 
 
-def test_it_passes_config(tmp_path: Path) -> None:
+def test_the_file_is_valid(tmp_path: Path) -> None:
     done = _compose(tmp_path, SECRETS)
     assert done.returncode == 0, done.stderr
     services: dict[str, Any] = yaml.safe_load(done.stdout)["services"]
@@ -61,7 +61,7 @@ RUNPOD = {
 
 
 @pytest.mark.parametrize(("reader", "gpus"), [(GPU, {"glm_ocr"}), (RUNPOD, set())])
-def test_what_reads_pages_is_chosen_in_the_one_file(
+def test_the_ocr_server_is_chosen_in_the_env_file(
     tmp_path: Path, reader: dict[str, str], gpus: set[str]
 ) -> None:
     done = _compose(tmp_path, SECRETS | reader)
@@ -77,11 +77,11 @@ def test_what_reads_pages_is_chosen_in_the_one_file(
     assert {name for name in started if "deploy" in services[name]} == gpus
     own = services["ocr_worker"]["environment"]
     assert {name: own.get(name) for name in reader} == reader
-    assert ("GLMOCR_BASE_URL" in own) == (reader is GPU), "an unused server would be warned about"
+    assert ("GLMOCR_BASE_URL" in own) == (reader is GPU), "an unused server causes a warning"
 
 
 @pytest.mark.parametrize("missing", sorted(SECRETS))
-def test_a_missing_secret_stops_it_by_name(tmp_path: Path, missing: str) -> None:
+def test_a_missing_secret_is_named(tmp_path: Path, missing: str) -> None:
     secrets = {name: value for name, value in SECRETS.items() if name != missing}
     done = _compose(tmp_path, secrets)
     assert done.returncode != 0
@@ -90,7 +90,7 @@ def test_a_missing_secret_stops_it_by_name(tmp_path: Path, missing: str) -> None
 
 @pytest.fixture
 def environment(settings: Settings, migrated: str, stack: dict[str, str]) -> dict[str, str]:
-    """What a service of the compose file sees, with its hosts replaced by ours."""
+    """Return the environment of a service, with the hosts of the compose file replaced."""
     here = {
         "DATABASE_URL": migrated,
         "REDIS_URL": stack["REDIS_URL"],
@@ -108,7 +108,7 @@ def _service(name: str) -> dict[str, Any]:
 
 
 def _environment(name: str, environment: dict[str, str]) -> dict[str, str]:
-    """The service's own variables, where they say neither a host nor a secret of compose's."""
+    """Return the service's own variables without the hosts and secrets of compose."""
     own = {key: value for key, value in _service(name)["environment"].items() if "${" not in value}
     own = {key: "127.0.0.1" if value == "0.0.0.0" else value for key, value in own.items()}
     return {**environment, "GLMOCR_BASE_URL": "http://127.0.0.1:9", **own}
@@ -118,7 +118,7 @@ def _rag_service(name: str) -> list[str]:
     return [str(Path(sys.executable).with_name("rag-service")), *_service(name)["command"]]
 
 
-def test_migrate_ends_well(environment: dict[str, str]) -> None:
+def test_migrate_succeeds(environment: dict[str, str]) -> None:
     done = subprocess.run(
         _rag_service("migrate"),
         env=_environment("migrate", environment),
@@ -150,7 +150,7 @@ def test_each_service_becomes_healthy_and_stops_in_time(
         process.wait()
 
 
-def test_a_health_check_fails_where_nothing_runs(environment: dict[str, str]) -> None:
+def test_a_health_check_fails_if_nothing_runs(environment: dict[str, str]) -> None:
     for name in ("api", "prepare_worker", "ocr_worker", "maintenance", "flower"):
         check = [sys.executable, *_service(name)["healthcheck"]["test"][2:]]
         done = subprocess.run(check, env=environment, capture_output=True, text=True, check=False)

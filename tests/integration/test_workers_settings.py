@@ -1,4 +1,4 @@
-"""A wrong setting that only shows at work: said, waited out, and no document's fault."""
+"""A wrong setting that shows only at work is reported, and not charged to a document."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tests import simulation as sim
 
 @pytest.fixture
 def ocr_worker(database: str) -> ModuleType:
-    """Imported once there is a broker: the application is made with it."""
+    """Import after there is a broker, because the application is created with its URL."""
     return importlib.import_module("workers.ocr_worker")
 
 
-def work_off(ocr_worker: ModuleType) -> str:
+def run_next(ocr_worker: ModuleType) -> str:
     outcome: str = ocr_worker.work_on_next(Stage.OCR, "a-task", ocr_worker.read)
     return outcome
 
 
-def test_a_worker_without_a_key_parks_what_it_cannot_post(
+def test_a_worker_without_a_key_parks_its_run(
     ocr_worker: ModuleType, environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
     environment(RAG_SERVICE_OCR_TRANSPORT="runpod", RUNPOD_ENDPOINT_ID="ep")
     run = sim.ready_run()
-    assert "waits for the OCR server" in work_off(ocr_worker)
+    assert "waits for the OCR server" in run_next(ocr_worker)
     row = sim.run_row(run.id)
     assert (row.state, row.error_code, row.crashes) == (RunState.READY, None, 0)
     record = server_state.get(get_settings().page_server or "")
@@ -41,7 +41,7 @@ def test_a_worker_without_a_key_parks_what_it_cannot_post(
     assert "RUNPOD_API_KEY" in record.message
 
 
-def test_whatever_setting_is_wrong_no_document_fails_for_it(
+def test_a_configuration_error_fails_no_document(
     ocr_worker: ModuleType, environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def read_run(_: object) -> None:
@@ -50,7 +50,7 @@ def test_whatever_setting_is_wrong_no_document_fails_for_it(
     environment(GLMOCR_BASE_URL="http://ocr.example")
     monkeypatch.setattr(ocr_worker, "read_run", read_run)
     run = sim.ready_run()
-    work_off(ocr_worker)
+    run_next(ocr_worker)
     assert sim.run_row(run.id).state == RunState.READY
     record = server_state.get("http://ocr.example")
     assert record is not None

@@ -1,4 +1,4 @@
-"""What a user's installation imports is what it declares: development tools must hide no gap."""
+"""Every imported package is declared; development tools do not hide a missing one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for package in (rag_service, workers):
 
 
 def _declared(name: str, extras: frozenset[str] = frozenset()) -> set[tuple[str, frozenset[str]]]:
-    """The distribution and all that it pulls in, each with the extras asked of it."""
+    """Return the distribution and all its dependencies, each with the requested extras."""
     found: set[tuple[str, frozenset[str]]] = set()
     waiting = [(canonicalize_name(name), extras)]
     while waiting:
@@ -48,8 +48,8 @@ def _declared(name: str, extras: frozenset[str] = frozenset()) -> set[tuple[str,
     return found
 
 
-def test_all_modules_import_where_only_declared_packages_are_installed() -> None:
-    """Not declared are packages that development or another extra brought along."""
+def test_all_modules_import_with_only_the_declared_packages() -> None:
+    """Packages that are installed for development or another extra only are made absent."""
     declared = {name for name, _ in _declared("rag_service")}
     absent = [
         module

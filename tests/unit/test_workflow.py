@@ -1,4 +1,4 @@
-"""The workflow of the RunPod handler's image is run by every change of what goes into it."""
+"""The workflow of the RunPod handler's image runs on every change of what is in the image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def paths() -> list[str]:
 
 
 def files() -> list[Path]:
-    """What pip packs, and what says how: of the files that are kept in the repository."""
+    """Return the repository's files that pip packs, and those that decide how."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
     roots = [pattern.removesuffix("*") for pattern in packages]
@@ -34,7 +34,7 @@ def files() -> list[Path]:
     return [*kept, *map(Path, named), Path(".dockerignore"), WORKFLOW.relative_to(ROOT)]
 
 
-def test_every_file_of_the_image_builds_it_anew(paths: list[str]) -> None:
+def test_every_file_of_the_image_starts_the_workflow(paths: list[str]) -> None:
     missed = [
         str(file)
         for file in files()
@@ -45,12 +45,12 @@ def test_every_file_of_the_image_builds_it_anew(paths: list[str]) -> None:
     assert Path(DOCKERFILE) in files()
 
 
-def test_no_path_of_the_workflow_has_gone(paths: list[str]) -> None:
+def test_every_path_of_the_workflow_exists(paths: list[str]) -> None:
     for path in paths:
         assert list(ROOT.glob(path)), path
 
 
-def test_nothing_that_the_image_needs_is_kept_out_of_the_build() -> None:
+def test_the_build_context_has_everything_that_the_image_needs() -> None:
     ignored = [line for line in (ROOT / ".dockerignore").read_text().split() if line]
     roots = {file.parts[0] for file in files()} - {".dockerignore", ".github"}
     assert roots.isdisjoint(ignored)
