@@ -23,7 +23,8 @@ from benchmarks.simulated_batch import SERVERS, Rates
 from benchmarks.simulated_server import GaugeNames, SimulatedServer
 from benchmarks.stack import RESULTS
 from rag_service.ocr.concurrency.limiter import Fixed, Governor, Limiter, LimiterLoad
-from rag_service.ocr.concurrency.search import Aim, ConcurrencySearch
+from rag_service.ocr.concurrency.search import ConcurrencySearch
+from rag_service.ocr.concurrency.search_state import Aim
 from rag_service.ocr.ocr_client import AnswerTimedOut
 from rag_service.ocr.server_gauges import ServerGauges, parse_gauges
 

@@ -21,7 +21,7 @@ from rag_service.errors import (
 )
 from rag_service.layout.layout_client import LayoutClient
 from rag_service.ocr.concurrency.limiter import Limiter, limiter_for
-from rag_service.ocr.concurrency.search import MOST
+from rag_service.ocr.concurrency.tuning import TUNING
 from rag_service.ocr.ocr_client import OcrClient, Rejected, ServerFailed
 from rag_service.parsers.answer_reader import PictureReader
 from rag_service.parsers.contract import (
@@ -65,7 +65,7 @@ class GlmOcr:
         settings = self._settings
         limiter = limiter_for(settings, start=await watch.good_limit())
         async with (
-            OcrClient(settings.ocr, connections=MOST) as client,
+            OcrClient(settings.ocr, connections=int(TUNING.most)) as client,
             self._open_layout(settings) as layout,
             limiter.at_work(client.gauges, watch.report),
         ):

@@ -119,7 +119,7 @@ class JobRunner:
     async def _results(
         self, job: dict[str, Any], work: JobInput, claim: Claim
     ) -> tuple[JobResults, GaugeRecord]:
-        limiter = limiter_for(self._settings, start=None)
+        limiter = limiter_for(self._settings, start=None, processes=1)
         progress = Progress(len(work.pages), lambda: limiter.most_pages)
         every = self._settings.handler.progress_every
         async with (

@@ -1,7 +1,7 @@
-"""Places for requests to one OCR server: one limiter a server a process, used by all its pages.
+"""Admission of requests to one OCR server: one limiter for each server in a process.
 
-The governor says how many; this lets requests through in the order they came, and looks at the
-server's gauges while there is work. Used by parsers.
+The governor says how many requests may be open; the limiter admits them in the order of asking,
+and samples the server's gauges while there is work.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rag_service.config.options import OcrOptions, Settings
-from rag_service.ocr.concurrency.changes import ChangeLog
-from rag_service.ocr.concurrency.search import Aim, ConcurrencySearch
+from rag_service.ocr.concurrency.changes import ChangeLog, ChangeReason
+from rag_service.ocr.concurrency.search import ConcurrencySearch
+from rag_service.ocr.concurrency.search_state import Aim
 from rag_service.ocr.ocr_client import AnswerTimedOut, server_url
 from rag_service.ocr.server_gauges import ServerGauges
 from rag_service.runtime.memory import has_enough_memory
 
-_BEAT_SECONDS = 1.0
-# What is open is told as the mean of so long: short documents begin and end between two looks.
+_SAMPLE_SECONDS = 1.0
+# What is open is reported as the mean of this time: a short document begins and ends between two
+# samples.
 _MEAN_SECONDS = 5.0
-# Pages that are drawn while others are read, so that a place that comes free is used at once.
-_AHEAD = 2
-# What is given up for shorter answers where they are the objective.
+# Pages that are rendered while others are read, so that a free place is used at once.
+_PAGES_AHEAD = 2
+# Share of the throughput given up for shorter answers if they are the objective.
 _YIELDED_FOR_LATENCY = 0.1
 
-Look = Callable[[], Awaitable[ServerGauges | None]]
-Tell = Callable[["LimiterLoad"], Awaitable["Together | None"]]
+ReadGauges = Callable[[], Awaitable[ServerGauges | None]]
+ReportLoad = Callable[["LimiterLoad"], Awaitable["Together | None"]]
 
 
 @dataclass(frozen=True, slots=True)
 class LimiterLoad:
-    """What a process has open at a server, would usually let be open, and if that is settled.
+    """What a process has open at a server, its usual limit, and whether that is settled.
 
-    `in_flight` is the mean of the last seconds, documents before this one included. `changes`
-    counts why the limit changed; whoever stores the counts takes them.
+    `in_flight` is the mean of the last seconds, earlier documents included. `changes` counts why
+    the limit changed; the code that stores the counts takes them.
     """
 
     in_flight: float
@@ -50,14 +52,14 @@ class LimiterLoad:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Processes at work on a server, and their usual limits together, where these are known."""
+    """Processes at work on a server, and the sum of their usual limits if it is known."""
 
     processes: int
     limit: float | None
 
 
 class Governor(Protocol):
-    """Says how many requests may be open; told what becomes of each."""
+    """Says how many requests may be open; every request and sample is passed to it."""
 
     @property
     def changes(self) -> ChangeLog:
@@ -66,48 +68,63 @@ class Governor(Protocol):
 
     @property
     def limit(self) -> float:
-        """So many."""
+        """Requests that may be open now."""
         ...
 
     @property
     def usual(self) -> float:
-        """So many, but for a short trial."""
+        """The limit without a short trial."""
         ...
 
     @property
     def is_settled(self) -> bool:
-        """Whether that was found to be right."""
+        """Whether the limit was found to be right."""
         ...
 
     def admits(self, in_flight: int, now: float) -> bool:
-        """Whether one more goes out now; asked whenever that may have changed."""
+        """Whether one more request goes out now; asked whenever that may have changed."""
         ...
 
     def answered(self, seconds: float, now: float) -> None:
-        """One was answered after so long."""
+        """Note that a request was answered after `seconds`."""
         ...
 
     def timed_out(self, now: float) -> None:
-        """One was given up for its time."""
+        """Note that a request was given up because of the time-out."""
         ...
 
     def tick(self, in_flight: int, gauges: ServerGauges | None, now: float) -> None:
-        """About once a second."""
+        """Note a sample, about once a second."""
         ...
 
     def share_with(self, processes: int, together: float | None = None) -> None:
-        """So many are at work on the server, this one included; all their usual limits."""
+        """Note the processes at work on the server, this one included, and all usual limits."""
+        ...
+
+    def set_bound(self, bound: int) -> None:
+        """Never let the limit be above `bound` from now on."""
         ...
 
 
 class Fixed:
-    """So many and no other number; nothing is learned."""
+    """A fixed number of requests; it learns nothing."""
 
     is_settled = False
 
-    def __init__(self, limit: int) -> None:
-        self.limit = self.usual = float(limit)
-        self.changes = ChangeLog()
+    def __init__(self, limit: int, *, server: str = "") -> None:
+        """`server` names the server in the log."""
+        self._limit = float(limit)
+        self._bound = math.inf
+        self.changes = ChangeLog(server)
+        self.changes.add(0.0, self._limit, ChangeReason.STARTED)
+
+    @property
+    def limit(self) -> float:
+        return min(self._limit, self._bound)
+
+    @property
+    def usual(self) -> float:
+        return self.limit
 
     def admits(self, in_flight: int, now: float) -> bool:  # noqa: ARG002
         return in_flight < self.limit
@@ -120,29 +137,59 @@ class Fixed:
 
     def share_with(self, processes: int, together: float | None = None) -> None: ...
 
+    def set_bound(self, bound: int) -> None:
+        old, self._bound = self.limit, float(bound)
+        if self.limit != old:
+            self.changes.add(old, self.limit, ChangeReason.BOUND)
+
+
+class ProcessBound:
+    """This process's part of the requests that all processes together may have open.
+
+    The part is the bound divided by the processes at work, rounded down, and at least 1: a process
+    that holds a run must be able to go on. A process that joins counts at once. One that has left
+    counts until it was missing twice.
+    """
+
+    def __init__(self, together: int, processes: int) -> None:
+        """`processes` are assumed until the first report."""
+        self._together = together
+        self._reported: deque[int] = deque([processes] * 2, maxlen=2)
+
+    @property
+    def part(self) -> int:
+        return max(1, self._together // max(self._reported))
+
+    def share_with(self, processes: int) -> None:
+        """Note the processes at work, this one included."""
+        self._reported.append(processes)
+
 
 class Limiter:
-    """Lets at most so many requests be open as its governor finds right."""
+    """Lets only as many requests be open as its governor and the bound allow."""
 
     def __init__(
         self,
         governor: Governor,
         *,
         now: Callable[[], float] = time.time,
-        beat: float = _BEAT_SECONDS,
+        sample_every: float = _SAMPLE_SECONDS,
+        bound: ProcessBound | None = None,
     ) -> None:
         """`now` is a wall clock, the same for all processes."""
         self.governor = governor
+        self._bound = bound
         self._now = now
-        self._beat = beat
-        self._requests = _Line(lambda open_: governor.admits(open_, now()))
+        self._sample_every = sample_every
+        self._requests = _Queue(self._may_send)
         self._meter = _Meter(now)
-        self._pages = _Line(lambda open_: open_ < self.most_pages)
+        self._pages = _Queue(lambda open_: open_ < self.most_pages)
+        self._apply_bound()
 
     @property
     def most_pages(self) -> int:
-        """Pages that may be at work now."""
-        return math.ceil(self.governor.limit) + _AHEAD
+        """Pages that may be in progress now."""
+        return math.ceil(self.governor.limit) + _PAGES_AHEAD
 
     @property
     def in_flight(self) -> int:
@@ -150,22 +197,22 @@ class Limiter:
         return self._requests.open
 
     @asynccontextmanager
-    async def at_work(self, look: Look, tell: Tell) -> AsyncIterator[None]:
-        """Look after the limit for as long as the context lasts.
+    async def at_work(self, read_gauges: ReadGauges, report: ReportLoad) -> AsyncIterator[None]:
+        """Keep the limit up to date for as long as the context lasts.
 
-        `look` reads the server's gauges; `tell` is told about once a second what is open, and
-        answers who is at work on the server, where it knows.
+        `report` is given the load about once a second, and returns who is at work on the server
+        if it knows.
         """
-        beating = asyncio.create_task(self._beats(look, tell))
+        sampling = asyncio.create_task(self._sample_forever(read_gauges, report))
         try:
             yield
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
 
     @asynccontextmanager
     async def page(self) -> AsyncIterator[None]:
-        """A page at work: some more than requests may be open, so that some are drawn ahead."""
+        """A page in progress: some more than requests, so that some are rendered ahead."""
         await self._pages.enter()
         try:
             yield
@@ -174,7 +221,7 @@ class Limiter:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
-        """One request, in the order of asking; how long it takes is learned from."""
+        """One request, in the order of asking; the governor learns from its duration."""
         await self._requests.enter()
         self._meter.read(self.in_flight)
         began = self._now()
@@ -189,22 +236,42 @@ class Limiter:
             self._meter.read(self.in_flight)
             self._pages.admit()
 
-    async def _beats(self, look: Look, tell: Tell) -> None:
+    def _may_send(self, open_: int) -> bool:
+        if self._bound is not None and open_ >= self._bound.part:
+            return False
+        return self.governor.admits(open_, self._now())
+
+    async def _sample_forever(self, read_gauges: ReadGauges, report: ReportLoad) -> None:
         while True:
-            gauges = await look()
+            gauges = await read_gauges()
             self.governor.tick(self.in_flight, gauges, self._now())
             self._requests.admit()
             self._pages.admit()
             mean = self._meter.read(self.in_flight)
             governor = self.governor
             load = LimiterLoad(mean, governor.usual, governor.is_settled, governor.changes)
-            if (together := await tell(load)) is not None:
-                self.governor.share_with(together.processes, together.limit)
-            await asyncio.sleep(self._beat)
+            if (together := await report(load)) is not None:
+                self._share_with(together)
+            await asyncio.sleep(self._sample_every)
+
+    def _share_with(self, together: Together) -> None:
+        before = self._bound.part if self._bound is not None else 0
+        if self._bound is not None:
+            self._bound.share_with(together.processes)
+            # A larger part must not clip what the governor takes over from others; a smaller one
+            # must not cut again what the governor gave back on its own.
+            if self._bound.part > before:
+                self._apply_bound()
+        self.governor.share_with(together.processes, together.limit)
+        self._apply_bound()
+
+    def _apply_bound(self) -> None:
+        if self._bound is not None:
+            self.governor.set_bound(self._bound.part)
 
 
 class _Meter:
-    """The mean of what was open in the last seconds."""
+    """The mean of the open requests in the last seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -214,7 +281,7 @@ class _Meter:
         self._readings = deque([(now(), 0.0)])
 
     def read(self, open_: int) -> float:
-        """The mean up to now; from now on so many are open."""
+        """Return the mean up to now; from now on `open_` requests are open."""
         now, (last, _) = self._now(), self._readings[-1]
         self._used += self._open * (now - last)
         self._open = open_
@@ -229,8 +296,8 @@ class _Meter:
         return (self._used - used) / (now - first) if now > first else float(open_)
 
 
-class _Line:
-    """Who waits goes in first come, first served, as soon as one more may."""
+class _Queue:
+    """Admits in the order of asking, as soon as one more may enter."""
 
     def __init__(self, may_enter: Callable[[int], bool]) -> None:
         self.open = 0
@@ -263,29 +330,41 @@ class _Line:
 _limiters: dict[tuple[object, ...], Limiter] = {}
 
 
-def limiter_for(settings: Settings, *, start: float | None) -> Limiter:
-    """The process's one limiter for the server; made at first, with `start` as a first guess.
+def limiter_for(
+    settings: Settings, *, start: float | None, processes: int | None = None
+) -> Limiter:
+    """Return the process's one limiter for the server; made with `start` at the first call.
 
-    That is each fork's part where all forks work. It does not grow while the memory guard finds
-    too little memory.
+    `start` is each fork's part if all forks are at work; `processes` share ocr.max_in_flight until
+    a report says how many do, by default all forks of a worker. The limit does not grow while
+    the memory guard finds too little memory.
     """
     ocr, guard = settings.ocr, settings.memory_guard
     key = (
-        server_url(ocr), ocr.pages_in_flight, ocr.objective, ocr.server_share, ocr.read_timeout,
-        guard.enabled, guard.min_available_mib,
+        server_url(ocr), ocr.pages_in_flight, ocr.objective, ocr.server_share, ocr.max_in_flight,
+        ocr.read_timeout, guard.enabled, guard.min_available_mib,
     )  # fmt: skip
     if key not in _limiters:
-        _limiters[key] = Limiter(_governor(ocr, start, lambda: has_enough_memory(settings)))
+        governor = _governor(ocr, start, lambda: has_enough_memory(settings))
+        _limiters[key] = Limiter(governor, bound=_bound(ocr, processes))
     return _limiters[key]
+
+
+def _bound(settings: OcrOptions, processes: int | None) -> ProcessBound | None:
+    if settings.max_in_flight is None:
+        return None
+    return ProcessBound(settings.max_in_flight, processes or settings.worker_concurrency)
 
 
 def _governor(settings: OcrOptions, start: float | None, may_grow: Callable[[], bool]) -> Governor:
     if settings.pages_in_flight != "auto":
-        return Fixed(settings.pages_in_flight)
+        return Fixed(settings.pages_in_flight, server=server_url(settings))
     aim = Aim(
         yielded=_YIELDED_FOR_LATENCY if settings.objective == "latency" else 0.0,
         share=settings.server_share,
         timeout=settings.read_timeout,
     )
     among = None if start is None else settings.worker_concurrency
-    return ConcurrencySearch(aim, start=start, among=among, may_grow=may_grow)
+    return ConcurrencySearch(
+        aim, start=start, among=among, may_grow=may_grow, server=server_url(settings)
+    )

@@ -1,19 +1,16 @@
-"""Time cut into windows of a few lengths, the same for all processes. Used by controller.py."""
+"""Windows of time: a few lengths, with ends that the wall clock gives to all processes alike."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-SHORTEST = 8.0
-_LONGER = 1.5
-# Less than this share of a window is left: it is taken into the next one.
-_WORTH_ITSELF = 0.6
+from rag_service.ocr.concurrency.tuning import SearchTuning
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of time and the limit at its beginning."""
+    """A stretch of time, in seconds of the wall clock, and the limit at its beginning."""
 
     began: float
     ends: float
@@ -21,15 +18,16 @@ class Window:
     limit: float
 
 
-def length_for(seconds: float) -> float:
-    """The least of the lengths that is so long."""
-    wanted = max(1.0, seconds / SHORTEST)
-    return SHORTEST * _LONGER ** math.ceil(math.log(wanted, _LONGER))
+def length_for(seconds: float, tuning: SearchTuning) -> float:
+    """Return the shortest of the window lengths that lasts `seconds`."""
+    wanted = max(1.0, seconds / tuning.shortest_window)
+    steps = math.ceil(math.log(wanted, tuning.window_growth))
+    return tuning.shortest_window * tuning.window_growth**steps
 
 
-def window_at(now: float, length: float, limit: float) -> Window:
-    """From now to where a window of the length ends for everybody."""
+def window_at(now: float, length: float, limit: float, tuning: SearchTuning) -> Window:
+    """Return the window from now to the next common end of windows of this length."""
     ends = (math.floor(now / length) + 1) * length
-    if ends - now < _WORTH_ITSELF * length:
+    if ends - now < tuning.worth_a_window * length:
         ends += length
     return Window(now, ends, length, limit)
