@@ -1,7 +1,7 @@
-"""The kinds of faults, each in the middle of work, and what each of them cost.
+"""The kinds of faults, each injected in the middle of work, and the cost of each fault.
 
-A victim is frozen for a moment before it is killed, so that what it had in hand can be counted
-exactly. Used by the chaos tests.
+A process is suspended for a moment before it is killed, so that its pages in progress can be
+counted exactly.
 """
 
 from __future__ import annotations
@@ -20,210 +20,216 @@ import redis
 
 from rag_service.config.loader import get_settings
 from rag_service.jobs import wake_ups
-from tests.chaos import witness
-from tests.chaos.rig import OCR_PLACES, Fed, Rig
-from tests.chaos.witness import Claim, Holding
+from tests.chaos import event_log
+from tests.chaos.chaos_service import OCR_WORKERS, ChaosDocument, ChaosService
+from tests.chaos.event_log import Claim, ClaimedRun
 from tests.processes import Program, is_alive, kill
 
 T = TypeVar("T")
 _SOON = 0.02
-_PATIENCE = 90.0
-# Documents of which prepare stores pages before it has planned all of them.
+_LIMIT_SECONDS = 180.0
+# Native pages of a document that prepare stores in several transactions.
 _NATIVE = 180
 
 
 @dataclass
 class Fault:
-    """One fault: when, what it hit, and what came of it."""
+    """One fault: its time, the runs that it hit, and its cost."""
 
     kind: str
     at: datetime
-    # Runs whose holder was hit, and runs that were merely under way.
+    # Runs whose worker was hit, and other runs that had not ended.
     hit: list[Claim] = field(default_factory=list)
-    under_way: list[Claim] = field(default_factory=list)
-    # Pages that were out at the OCR server in the hands of the victim: (document id, number).
-    in_hand: list[tuple[str, int]] = field(default_factory=list)
-    # Whether what was killed runs again, and how long that took; None: nothing has to.
+    unfinished_runs: list[Claim] = field(default_factory=list)
+    # Pages of these runs that were at the OCR server: (document ID, number).
+    in_progress: list[tuple[str, int]] = field(default_factory=list)
+    # Whether the killed program works again, and how long that took; None: none was killed.
     is_back: Callable[[], bool] | None = None
     back_after: float = 0.0
-    # Whether nothing else could do its work meanwhile.
+    # Whether no other program could do its work meanwhile.
     was_alone: bool = False
     wait: float = 0.0
 
     def waits(self) -> list[float] | None:
-        """How long each run waited; None while one of them waits still."""
-        hit = [witness.seconds_until_claimed(claim, self.at) for claim in self.hit]
-        others = [witness.seconds_until_moved(claim, self.at) for claim in self.under_way]
+        """Return how long each run waited, or None while one of them still waits."""
+        hit = [event_log.seconds_until_claimed(claim, self.at) for claim in self.hit]
+        others = [event_log.seconds_until_moved(claim, self.at) for claim in self.unfinished_runs]
         waits = [*hit, *others]
         return None if None in waits else [wait for wait in waits if wait is not None]
 
 
-Kind = Callable[[Rig], Fault]
+Kind = Callable[[ChaosService], Fault]
 
 
-def kill_ocr_fork(rig: Rig) -> Fault:
-    """SIGKILL of one fork that has pages out."""
+def kill_ocr_fork(chaos: ChaosService) -> Fault:
+    """SIGKILL of one fork that has sent pages."""
 
     def attempt() -> Fault | None:
-        requests = [r for r in list(rig.ocr.requests) if r.ended is None and r.mark]
+        requests = [r for r in list(chaos.ocr.requests) if r.ended is None and r.mark]
         if not requests:
             return None
-        request = rig.random.choice(requests)
+        request = chaos.random.choice(requests)
         assert request.mark is not None
-        # The fork may be done by now, and the document may be too new to be in the list.
+        # The fork may be done already, and the document may not be in the list yet.
         with suppress(AssertionError, StopIteration):
-            pid = rig.service.programs.fork_at(request.client_port)
-            document_id = rig.fed_as(request.mark.document).id
-            return _freeze_fork(pid, document_id)
+            pid = chaos.service.programs.fork_at(request.client_port)
+            document_id = chaos.document_with_mark(request.mark.document).id
+            return _suspend_fork(pid, document_id)
         return None
 
-    return _until(attempt, "a fork is in the middle of a document", rig)
+    return _until(attempt, "a fork is in the middle of a document", chaos)
 
 
-def _freeze_fork(pid: int, document_id: str) -> Fault | None:
-    _freeze([pid])
-    holding = witness.held_of(document_id)
-    if holding is None or not _in_the_middle(holding):
+def _suspend_fork(pid: int, document_id: str) -> Fault | None:
+    _suspend([pid])
+    run = event_log.claimed_run_of(document_id)
+    if run is None or not _in_the_middle(run):
         os.kill(pid, signal.SIGCONT)
         return None
-    fault = _hit("OCR fork killed", [holding])
+    fault = _hit("OCR fork killed", [run])
     kill(pid)
     return fault
 
 
-def kill_ocr_worker(rig: Rig) -> Fault:
-    """SIGKILL of an ocr worker's main process; what is left of it is ended by its keeper."""
-    place, fault = _freeze_worker(rig, "ocr worker killed")
-    _kill_kept(rig, place, fault, witness.worker_is_back)
+def kill_ocr_worker(chaos: ChaosService) -> Fault:
+    """SIGKILL of an ocr worker's main process; its restarter kills what is left of it."""
+    name, fault = _suspend_worker(chaos, "ocr worker killed")
+    _kill_program(chaos, name, fault, event_log.worker_is_back)
     return fault
 
 
-def stop_ocr_worker(rig: Rig) -> Fault:
+def stop_ocr_worker(chaos: ChaosService) -> Fault:
     """SIGSTOP of an ocr worker with all its forks for longer than its leases, then SIGCONT."""
-    place, fault = _freeze_worker(rig, "ocr worker stopped past its lease")
+    name, fault = _suspend_worker(chaos, "ocr worker stopped past its lease")
     settings = get_settings()
     released = settings.lease.seconds + settings.maintenance.interval
-    time.sleep(released + rig.random.uniform(0.5, 3))
-    os.killpg(rig.keeper.at(place).pid, signal.SIGCONT)
+    time.sleep(released + chaos.random.uniform(0.5, 3))
+    os.killpg(chaos.restarter.program(name).pid, signal.SIGCONT)
     return fault
 
 
-def _kill_kept(rig: Rig, place: str, fault: Fault, is_back: Callable[[int], bool]) -> None:
-    """Kill a kept program; the fault is over when the next one in its place works."""
-    old = rig.keeper.at(place).pid
+def _kill_program(
+    chaos: ChaosService, name: str, fault: Fault, is_back: Callable[[int], bool]
+) -> None:
+    """Kill a program; the fault is over when its replacement works."""
+    old = chaos.restarter.program(name).pid
 
     def next_works() -> bool:
-        pid = rig.keeper.at(place).pid
+        pid = chaos.restarter.program(name).pid
         return pid != old and is_back(pid)
 
-    fault.is_back, fault.was_alone = next_works, place not in OCR_PLACES
+    fault.is_back, fault.was_alone = next_works, name not in OCR_WORKERS
     kill(old)
 
 
-def _freeze_worker(rig: Rig, kind: str) -> tuple[str, Fault]:
+def _suspend_worker(chaos: ChaosService, kind: str) -> tuple[str, Fault]:
     def attempt() -> tuple[str, Fault] | None:
-        place = rig.random.choice(OCR_PLACES)
-        program = rig.keeper.at(place)
-        holdings = witness.held_by(program.pid)
-        if not any(map(_in_the_middle, holdings)):
+        name = chaos.random.choice(OCR_WORKERS)
+        program = chaos.restarter.program(name)
+        claimed = event_log.runs_of_worker(program.pid)
+        if not any(map(_in_the_middle, claimed)):
             return None
-        _freeze([program.pid, *program.forks()])
-        holdings = witness.held_by(program.pid)
-        if any(map(_in_the_middle, holdings)) and not any(h.blamed for h in holdings):
-            return place, _hit(kind, holdings)
+        _suspend([program.pid, *program.forks()])
+        claimed = event_log.runs_of_worker(program.pid)
+        if any(map(_in_the_middle, claimed)) and not any(h.blamed for h in claimed):
+            return name, _hit(kind, claimed)
         os.killpg(program.pid, signal.SIGCONT)
         return None
 
-    return _until(attempt, "an ocr worker is in the middle of a document", rig)
+    return _until(attempt, "an ocr worker is in the middle of a document", chaos)
 
 
-def kill_prepare_worker(rig: Rig) -> Fault:
-    """SIGKILL of the prepare worker while some pages are planned and stored and others not."""
-    _, holdings = _freeze_prepare(rig)
-    fault = _hit("prepare worker killed", holdings)
-    _kill_kept(rig, "prepare", fault, witness.worker_is_back)
+def kill_prepare_worker(chaos: ChaosService) -> Fault:
+    """SIGKILL of the prepare worker when it has stored only some of the pages."""
+    _, claimed = _suspend_prepare(chaos)
+    fault = _hit("prepare worker killed", claimed)
+    _kill_program(chaos, "prepare", fault, event_log.worker_is_back)
     return fault
 
 
-def kill_prepare_forks(rig: Rig) -> Fault:
-    """SIGKILL of the prepare worker's forks; its main process lives."""
-    program, holdings = _freeze_prepare(rig)
-    fault = _hit("prepare forks killed", holdings)
+def kill_prepare_forks(chaos: ChaosService) -> Fault:
+    """SIGKILL of the prepare worker's forks; its main process stays."""
+    program, claimed = _suspend_prepare(chaos)
+    fault = _hit("prepare forks killed", claimed)
     for pid in program.forks():
         kill(pid)
     os.kill(program.pid, signal.SIGCONT)
     return fault
 
 
-def _freeze_prepare(rig: Rig) -> tuple[Program, list[Holding]]:
-    def attempt() -> tuple[Program, list[Holding]] | None:
-        fed = rig.feed(rig.random.randint(1, 4), _NATIVE, priority="interactive")
-        if not _wait_for_plan(rig, fed):
+def _suspend_prepare(chaos: ChaosService) -> tuple[Program, list[ClaimedRun]]:
+    def attempt() -> tuple[Program, list[ClaimedRun]] | None:
+        document = chaos.add_document(chaos.random.randint(1, 4), _NATIVE, priority="interactive")
+        if not _wait_for_plan(chaos, document):
             return None
-        time.sleep(rig.random.uniform(0, 0.2))
-        program = rig.keeper.at("prepare")
-        _freeze([program.pid, *program.forks()])
-        holdings = witness.held_by(program.pid)
-        mine = [h for h in holdings if h.document_id == fed.id and h.done + h.pending < fed.pages]
-        if mine and not any(h.blamed for h in holdings):
-            return program, holdings
+        time.sleep(chaos.random.uniform(0, 0.2))
+        program = chaos.restarter.program("prepare")
+        _suspend([program.pid, *program.forks()])
+        claimed = event_log.runs_of_worker(program.pid)
+        own = [
+            h
+            for h in claimed
+            if h.document_id == document.id and h.done + h.pending < document.pages
+        ]
+        if own and not any(h.blamed for h in claimed):
+            return program, claimed
         os.killpg(program.pid, signal.SIGCONT)
         return None
 
-    return _until(attempt, "prepare is in the middle of a document", rig)
+    return _until(attempt, "prepare is in the middle of a document", chaos)
 
 
-def _wait_for_plan(rig: Rig, fed: Fed) -> bool:
-    """True once some of the document's pages are stored and prepare still works on it."""
-    deadline = time.monotonic() + _PATIENCE
+def _wait_for_plan(chaos: ChaosService, document: ChaosDocument) -> bool:
+    """Wait until pages are stored; return whether prepare still works on the document."""
+    deadline = time.monotonic() + _LIMIT_SECONDS
     while time.monotonic() < deadline:
-        holding = witness.held_of(fed.id)
-        if holding is not None and holding.done:
-            return holding.state == "preparing"
+        run = event_log.claimed_run_of(document.id)
+        if run is not None and run.done:
+            return run.state == "preparing"
         time.sleep(_SOON)
     return False
 
 
-def kill_maintenance(rig: Rig) -> Fault:
-    """SIGKILL of maintenance as new documents come in."""
-    _feed_some(rig)
-    fault = _under_way("maintenance killed")
-    _kill_kept(rig, "maintenance", fault, witness.maintenance_is_back)
+def kill_maintenance(chaos: ChaosService) -> Fault:
+    """SIGKILL of maintenance after new documents were added."""
+    _add_some_documents(chaos)
+    fault = _fault_during("maintenance killed")
+    _kill_program(chaos, "maintenance", fault, event_log.maintenance_is_back)
     return fault
 
 
-def empty_broker(rig: Rig) -> Fault:
-    """FLUSHALL while doorbells wait in the queues and at the workers."""
-    _broker_pid(rig)
-    _feed_some(rig)
+def empty_broker(chaos: ChaosService) -> Fault:
+    """FLUSHALL while wake-up messages wait in the queues and at the workers."""
+    _broker_pid(chaos)
+    _add_some_documents(chaos)
     with redis.Redis.from_url(_broker_url()) as client:
         client.flushall()
-    return _under_way("broker emptied")
+    return _fault_during("broker emptied")
 
 
-def restart_broker(rig: Rig) -> Fault:
-    """SIGKILL of the broker, which is started again on its port; documents come in meanwhile."""
-    pid = _broker_pid(rig)
-    _feed_some(rig)
+def restart_broker(chaos: ChaosService) -> Fault:
+    """SIGKILL of the broker, which is restarted on its port; documents are added meanwhile."""
+    pid = _broker_pid(chaos)
+    _add_some_documents(chaos)
     kill(pid)
-    fault = _under_way("broker killed and started again")
+    fault = _fault_during("broker killed and restarted")
     fault.is_back, fault.was_alone = lambda: wake_ups.ping(get_settings()) is None, True
-    _feed_some(rig)
+    _add_some_documents(chaos)
     return fault
 
 
-def _broker_pid(rig: Rig) -> int:
-    """The broker's process, once it has come back from an earlier fault."""
+def _broker_pid(chaos: ChaosService) -> int:
+    """Return the broker's process ID when it works again after an earlier fault."""
 
     def serving() -> int | None:
-        return rig.server_pid("valkey") if wake_ups.ping(get_settings()) is None else None
+        return chaos.server_pid("valkey") if wake_ups.ping(get_settings()) is None else None
 
-    return _until(serving, "the broker serves", rig)
+    return _until(serving, "the broker answers", chaos)
 
 
-def _feed_some(rig: Rig) -> None:
-    for _ in range(rig.random.randint(2, 4)):
-        rig.feed(rig.random.randint(2, 6))
+def _add_some_documents(chaos: ChaosService) -> None:
+    for _ in range(chaos.random.randint(2, 4)):
+        chaos.add_document(chaos.random.randint(2, 6))
 
 
 def _broker_url() -> str:
@@ -232,27 +238,27 @@ def _broker_url() -> str:
     return url.get_secret_value()
 
 
-def _in_the_middle(holding: Holding) -> bool:
-    """Some pages are read, some are not, and no earlier fault is held against the run."""
-    return holding.state == "ocr" and min(holding.pending, holding.done) > 0 == holding.blamed
+def _in_the_middle(run: ClaimedRun) -> bool:
+    """Return whether some pages are read, some are not, and no earlier fault was counted."""
+    return run.state == "ocr" and min(run.pending, run.done) > 0 == run.blamed
 
 
-def _hit(kind: str, holdings: Sequence[Holding]) -> Fault:
-    hit = [holding.claim for holding in holdings]
-    return Fault(kind, witness.now(), hit=hit, in_hand=witness.in_hand(hit))
+def _hit(kind: str, claimed: Sequence[ClaimedRun]) -> Fault:
+    hit = [run.claim for run in claimed]
+    return Fault(kind, event_log.now(), hit=hit, in_progress=event_log.pages_in_progress(hit))
 
 
 def all_hit(kind: str) -> Fault:
-    """A fault that hits every run that is held."""
-    return _hit(kind, witness.held())
+    """Return a fault that hits every claimed run."""
+    return _hit(kind, event_log.claimed_runs())
 
 
-def _under_way(kind: str) -> Fault:
-    return Fault(kind, witness.now(), under_way=witness.unfinished())
+def _fault_during(kind: str) -> Fault:
+    return Fault(kind, event_log.now(), unfinished_runs=event_log.unfinished())
 
 
-def _freeze(pids: Sequence[int]) -> None:
-    """SIGSTOP, and wait until the kernel has stopped each of them."""
+def _suspend(pids: Sequence[int]) -> None:
+    """Send SIGSTOP and wait until the kernel has stopped each process."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
@@ -262,9 +268,11 @@ def _freeze(pids: Sequence[int]) -> None:
                 time.sleep(0.001)
 
 
-def _until(attempt: Callable[[], T | None], what: str, rig: Rig) -> T:
-    deadline = time.monotonic() + _PATIENCE
+def _until(attempt: Callable[[], T | None], what: str, chaos: ChaosService) -> T:
+    deadline = time.monotonic() + _LIMIT_SECONDS
     while (value := attempt()) is None:
-        assert time.monotonic() < deadline, f"Not in time: {what}\n{rig.service.programs.tails()}"
-        time.sleep(rig.random.uniform(_SOON, 3 * _SOON))
+        assert time.monotonic() < deadline, (
+            f"Not within {_LIMIT_SECONDS:g} s: {what}\n{chaos.service.programs.tails()}"
+        )
+        time.sleep(chaos.random.uniform(_SOON, 3 * _SOON))
     return value

@@ -1,4 +1,4 @@
-"""The layout server killed again and again while several processes ask it."""
+"""The layout server is killed several times while several processes send it requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workers.servers.layout.layout_supervisor import LayoutSupervisor
 pytestmark = pytest.mark.chaos
 
 CLIENTS, REQUESTS, AT_ONCE, KILLS = 3, 40, 4, 4
-# Each client's pages differ from the next client's, so that a wrong answer shows.
+# The clients send different pages, so that a wrong answer is noticed.
 COUNTS = (0, 1, 3, 4, 5, 6)
 
 
@@ -35,23 +35,23 @@ def test_every_request_gets_its_own_answer_once(tmp_path: Path, monkeypatch) -> 
     try:
         with ProcessPoolExecutor(CLIENTS, mp_context=spawn) as pool:
             clients = [pool.submit(ask, settings, seed) for seed in range(CLIENTS)]
-            killed = kill_again_and_again(settings, clients)
+            killed = kill_repeatedly(settings, clients)
             answers = [client.result() for client in clients]
         restarts = supervisor.restarts
     finally:
         supervisor.stop()
-    assert killed == KILLS, "the clients were done too early to prove anything"
+    assert killed == KILLS, "the clients were done before all kills"
     assert restarts == KILLS
     for seed, found in enumerate(answers):
         assert found == {request: count_of(seed, request) for request in range(REQUESTS)}
 
 
-def kill_again_and_again(settings: Settings, clients: list[Future[dict[int, int]]]) -> int:
-    """Each time while requests are in the server; how often that was."""
-    dice, killed = random.Random(7), 0
+def kill_repeatedly(settings: Settings, clients: list[Future[dict[int, int]]]) -> int:
+    """Kill the server while it has requests; return the number of kills."""
+    random_times, killed = random.Random(7), 0
     while killed < KILLS and not all(client.done() for client in clients):
         if readiness(settings).ok:
-            time.sleep(dice.uniform(0.1, 0.6))
+            time.sleep(random_times.uniform(0.1, 0.6))
             for child in psutil.Process().children():
                 if "workers.servers.layout.layout_server" in child.cmdline():
                     child.kill()
@@ -65,16 +65,16 @@ def count_of(seed: int, request: int) -> int:
 
 
 def ask(settings: Settings, seed: int) -> dict[int, int]:
-    """As a fork does: some pages at a time, each request's answer noted when it comes."""
+    """Send pages as a fork does, several at once; return the answer of each request."""
     pages = {count: paragraphs(count) for count in COUNTS}
     found: dict[int, int] = {}
 
     async def main() -> None:
-        places = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(AT_ONCE)
         async with LayoutClient(settings) as client:
 
             async def one(request: int) -> None:
-                async with places:
+                async with slots:
                     layout = await client.find(pages[count_of(seed, request)])
                 assert request not in found
                 found[request] = len(layout.boxes)

@@ -1,4 +1,4 @@
-"""`rag-service up` killed in the middle: nothing is left behind, and the next `up` goes on."""
+"""`rag-service up` killed in the middle: no process is left, and the next `up` goes on."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.waiting import eventually
 
 _FORKS, _PAGES_IN_FLIGHT = 3, 3
 _DOCUMENTS, _PAGES = 6, 10
-_PATIENCE = 120.0
-# What a shutdown of PostgreSQL may take after its owner's death.
-_GONE = 30.0
-_OURS = (*PREFIXES, "DATABASE_URL", "REDIS_URL")
+_LIMIT_SECONDS = 240.0
+# A shutdown of PostgreSQL may take this long after its owner was killed.
+_SHUTDOWN_SECONDS = 120.0
+_SETTING_PREFIXES = (*PREFIXES, "DATABASE_URL", "REDIS_URL")
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Up:
         return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _LIMIT_SECONDS
         while not condition():
             assert self.process.poll() is None, self.log.read_text()[-4000:]
             assert time.monotonic() < deadline, f"{what}\n{self.log.read_text()[-8000:]}"
@@ -67,8 +67,10 @@ class Up:
 
 @contextmanager
 def _up(folder: Path, ocr: FakeOcrServer) -> Iterator[Up]:
-    """Started as a user starts it, over one data folder, with short leases."""
-    bare = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    """Start `rag-service up` as a user does, over one data folder, with short leases."""
+    bare = {
+        name: value for name, value in os.environ.items() if not name.startswith(_SETTING_PREFIXES)
+    }
     port = free_port()
     log = folder / "up.log"
     with log.open("ab") as output:
@@ -99,12 +101,12 @@ def _up(folder: Path, ocr: FakeOcrServer) -> Iterator[Up]:
             yield up
     finally:
         process.terminate()
-        process.wait(_PATIENCE)
+        process.wait(_LIMIT_SECONDS)
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    # Not pytest's own folder: PostgreSQL's account may not enter that when we are root.
+    # Not pytest's own folder: if this is root, PostgreSQL's account may not enter that.
     with tempfile.TemporaryDirectory(prefix="rag-chaos-", ignore_cleanup_errors=True) as name:
         Path(name).chmod(0o711)
         yield Path(name)
@@ -117,11 +119,14 @@ def test_a_killed_up_leaves_no_process_and_the_next_one_goes_on(folder: Path) ->
             scans = {new_number(): "" for _ in range(_DOCUMENTS)}
             for number in scans:
                 scans[number] = up.add(scan(number, _PAGES), f"scan-{number}.pdf")
-            up.wait(lambda: len(ocr.requests) > 2 * _PAGES, "two documents' worth is read")
+            up.wait(
+                lambda: len(ocr.requests) > 2 * _PAGES,
+                "as many pages as two documents have are read",
+            )
             family = up.family()
             up.process.kill()
             up.process.wait()
-            _require_gone(family)
+            _require_ended(family)
             eventually(lambda: not ocr.alive())
         with _up(folder, ocr) as up:
             for number, document_id in scans.items():
@@ -135,8 +140,8 @@ def test_a_killed_up_leaves_no_process_and_the_next_one_goes_on(folder: Path) ->
         assert len(ocr.requests) <= _DOCUMENTS * _PAGES + _FORKS * _PAGES_IN_FLIGHT
 
 
-def _require_gone(family: list[int]) -> None:
-    deadline = time.monotonic() + _GONE
+def _require_ended(family: list[int]) -> None:
+    deadline = time.monotonic() + _SHUTDOWN_SECONDS
     while left := [pid for pid in family if is_alive(pid)]:
         assert time.monotonic() < deadline, [psutil.Process(pid).cmdline() for pid in left]
         time.sleep(0.1)

@@ -1,5 +1,7 @@
-"""The whole service under load for the chaos tests: servers that may die, programs kept running,
-documents whose every page is known by its mark, and a feeder that never lets the work run out.
+"""The whole service under load for the chaos tests.
+
+Its servers may be killed, its programs are restarted, each page of its documents is known by a
+mark, and a thread adds documents so that there is always work.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ import pytest
 
 from rag_service.config.loader import load_settings
 from rag_service.embedded import EmbeddedStack
-from tests.chaos import witness
-from tests.chaos.keeper import Keeper
+from tests.chaos import event_log
+from tests.chaos.restarter import Restarter
 from tests.fakes.ocr_server import FakeOcrServer, Reply, Request
 from tests.fakes.scans import HEIGHT, Mark, new_number, pdf, scan
 from tests.processes import Program
 from tests.service import Service, open_service
 
-# Short enough for forty faults; the shipped ones in the same proportions.
+# Short enough for forty faults; in the same proportions as the defaults.
 TIMES = {
     "RAG_SERVICE_LEASE_SECONDS": "8",
     "RAG_SERVICE_LEASE_RENEW_EVERY": "2",
@@ -40,25 +42,25 @@ SHIPPED_TIMES = {
     "RAG_SERVICE_MAINTENANCE_LEASE": "30",
     "RAG_SERVICE_MAINTENANCE_INTERVAL": "2",
 }
-# Nothing but the faults may cause a second request or a second doorbell.
+# Long, so that only the faults can cause a second request or wake-up message.
 PATIENT = {
     "RAG_SERVICE_RETRY_WAITS": "10,20,40,120,120",
     "RAG_SERVICE_RETRY_LATER_WAIT": "60",
     "RAG_SERVICE_REDIS_VISIBILITY_TIMEOUT": "600",
     "GLMOCR_PIPELINE_MAX_WORKERS": "3",
 }
-OCR_PLACES = ("ocr-1", "ocr-2")
-PLACES = ("maintenance", "prepare", *OCR_PLACES)
-# One worker's forks can take over all that the other held: a fault's wait is no wait for a turn.
+OCR_WORKERS = ("ocr-1", "ocr-2")
+PROGRAMS = ("maintenance", "prepare", *OCR_WORKERS)
+# The forks of one worker can take over all runs of the other, so no run waits for a free fork.
 _FORKS = {"prepare": 4, "ocr": 5}
 _READ_SECONDS = (0.1, 0.3)
 _IN_FLIGHT = 4
-_FEED_EVERY = 0.2
+_ADD_EVERY = 0.2
 
 
 @dataclass(frozen=True)
-class Fed:
-    """A document that was handed in: its mark's number, its id, how many pages of each kind."""
+class ChaosDocument:
+    """A document that was added: the number of its marks, its ID, its pages of each kind."""
 
     number: int
     id: str
@@ -70,69 +72,71 @@ class Fed:
         return self.native + self.scanned
 
     def text(self, page: int) -> str:
-        """What the page must say in the end."""
+        """Return the text that the page must have in the end."""
         return (
             native_text(self.number, page) if page <= self.native else Mark(self.number, page).text
         )
 
 
 @dataclass
-class Rig:
-    """What a chaos test works with."""
+class ChaosService:
+    """A service under load, and what chaos tests need to disturb it."""
 
     service: Service
-    keeper: Keeper
+    restarter: Restarter
     stack: EmbeddedStack
     random: random.Random
-    fed: list[Fed] = field(default_factory=list)
+    documents: list[ChaosDocument] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     @property
     def ocr(self) -> FakeOcrServer:
         return self.service.ocr
 
-    def feed(self, scanned: int, native: int = 0, *, priority: str | None = None) -> Fed:
-        """Hand in a new document; its native pages come first."""
+    def add_document(
+        self, scanned: int, native: int = 0, *, priority: str | None = None
+    ) -> ChaosDocument:
+        """Add a new document; its native pages come first."""
         number = new_number()
         content = scan(number, scanned) if native == 0 else _mixed(number, native, scanned)
         priority = priority or self.random.choice(["bulk", "interactive"])
         document_id = self.service.add(content, f"scan-{number}.pdf", priority=priority)
-        fed = Fed(number, document_id, scanned, native)
-        self.fed.append(fed)
-        return fed
+        document = ChaosDocument(number, document_id, scanned, native)
+        self.documents.append(document)
+        return document
 
-    def fed_as(self, number: int) -> Fed:
-        """The document with this mark number."""
-        return next(fed for fed in self.fed if fed.number == number)
+    def document_with_mark(self, number: int) -> ChaosDocument:
+        """Return the document with this mark number."""
+        return next(document for document in self.documents if document.number == number)
 
     def server_pid(self, name: str) -> int | None:
-        """The process of `postgres` or `valkey`; None between death and restart."""
+        """Return the process ID of `postgres` or `valkey`, or None between death and restart."""
         return next(p.pid for p in self.stack.supervisor.status() if p.name == name)
 
     def start_programs(self) -> None:
-        """Maintenance, one prepare worker, two ocr workers; kept running from now on."""
-        for place in PLACES:
-            self.keeper.keep(place, lambda place=place: self.start_program(place))
-        self.service.programs.wait_ready(*(self.keeper.at(p) for p in PLACES[1:]))
+        """Start maintenance, one prepare worker and two ocr workers; restart them when they end."""
+        for name in PROGRAMS:
+            self.restarter.start(name, lambda name=name: self.start_program(name))
+        self.service.programs.wait_ready(*(self.restarter.program(p) for p in PROGRAMS[1:]))
 
-    def start_program(self, place: str) -> Program:
-        """A fresh program for this place."""
-        programs, stage = self.service.programs, place.split("-")[0]
+    def start_program(self, name: str) -> Program:
+        """Start a new program of this name."""
+        programs, stage = self.service.programs, name.split("-")[0]
         if stage == "maintenance":
             return programs.start_maintenance()
         return programs.start_worker(stage, _FORKS[stage])
 
     def wait_all(self, seconds: float) -> None:
-        """Return when no run is left unfinished."""
+        """Return when every run has ended."""
         self.service.programs.wait_until(
-            lambda: not witness.unfinished(), "every document has ended", seconds
+            lambda: not event_log.unfinished(), "every document is finished", seconds
         )
 
 
 @contextmanager
-def open_rig(seed: int, **variables: str) -> Iterator[Rig]:
-    """A rig over servers of its own, without any program yet."""
-    # Not pytest's own folder: PostgreSQL's account may not enter that when we are root.
+def open_chaos_service(seed: int, **variables: str) -> Iterator[ChaosService]:
+    """Open a service with servers of its own; no program runs yet."""
+    # Not pytest's own folder: if this is root, PostgreSQL's account may not enter that.
     with tempfile.TemporaryDirectory(prefix="rag-chaos-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o711)
@@ -143,11 +147,11 @@ def open_rig(seed: int, **variables: str) -> Iterator[Rig]:
             variables = TIMES | PATIENT | variables
             with (
                 open_service(environment, logs, **variables) as service,
-                Keeper(service.programs) as keeper,
+                Restarter(service.programs) as restarter,
             ):
                 _make_slow(service.ocr, random.Random(seed + 1))
-                witness.begin_watch()
-                yield Rig(service, keeper, stack, random.Random(seed))
+                event_log.create_triggers()
+                yield ChaosService(service, restarter, stack, random.Random(seed))
 
 
 @contextmanager
@@ -161,7 +165,7 @@ def _open_servers(folder: Path) -> Iterator[EmbeddedStack]:
 
 
 def _make_slow(ocr: FakeOcrServer, rng: random.Random) -> None:
-    """Each page takes the server a little, never the same."""
+    """Let each page take the server a short, random time."""
 
     def choose(_: Request) -> None:
         ocr.default = Reply(delay=rng.uniform(*_READ_SECONDS))
@@ -170,20 +174,20 @@ def _make_slow(ocr: FakeOcrServer, rng: random.Random) -> None:
 
 
 @contextmanager
-def feeding(rig: Rig) -> Iterator[None]:
-    """Keep several documents in flight all the time, small and large, urgent and not."""
+def adding_documents(chaos: ChaosService) -> Iterator[None]:
+    """Keep several documents in progress all the time, of random size and priority."""
     stop = threading.Event()
     failures: list[Exception] = []
 
-    def feed() -> None:
+    def add_until_stopped() -> None:
         try:
-            while not stop.wait(_FEED_EVERY):
-                if len(witness.unfinished()) < _IN_FLIGHT:
-                    rig.feed(rig.random.randint(4, 14))
+            while not stop.wait(_ADD_EVERY):
+                if len(event_log.unfinished()) < _IN_FLIGHT:
+                    chaos.add_document(chaos.random.randint(4, 14))
         except Exception as error:
             failures.append(error)
 
-    thread = threading.Thread(target=feed, name="feeder")
+    thread = threading.Thread(target=add_until_stopped, name="documents")
     thread.start()
     try:
         yield
@@ -195,12 +199,12 @@ def feeding(rig: Rig) -> Iterator[None]:
 
 
 def native_text(number: int, page: int) -> str:
-    """What a page with a text layer says."""
+    """Return the text of a page with a text layer."""
     return f"This is the printed page {page} of the document {number}, and it has a text layer."
 
 
 def _mixed(number: int, native: int, scanned: int) -> bytes:
-    """Pages with a text layer, then scanned ones."""
+    """Return a PDF of pages with a text layer, then scanned ones."""
     printed = [
         f"BT /F 12 Tf 72 {HEIGHT - 100} Td ({native_text(number, page)}) Tj ET".encode()
         for page in range(1, native + 1)
