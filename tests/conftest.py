@@ -1,4 +1,4 @@
-"""Real servers for all tests: one PostgreSQL and one Valkey a session, emptied before each test."""
+"""Real servers for all tests: one PostgreSQL and one Valkey, emptied before each test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rag_service.states import PageState, RunState, Stage
 hypothesis.settings.register_profile("no_deadline", deadline=None)
 hypothesis.settings.load_profile("no_deadline")
 
-# What a killed process of the test before left open must not hold up the next one.
+# Connections of a process that the previous test killed must not block this test.
 _END_OTHERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -44,7 +44,7 @@ _EMPTY_ALL = "TRUNCATE " + ", ".join(table.name for table in Base.metadata.sorte
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """DATABASE_URL and REDIS_URL of servers of our own; they end with the session."""
+    """DATABASE_URL and REDIS_URL of the session's own servers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("DATABASE_URL", raising=False)
         patch.delenv("REDIS_URL", raising=False)
@@ -55,7 +55,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def migrated(stack: dict[str, str]) -> str:
-    """The URL of a migrated database; `database` empties it, since making one takes longer."""
+    """The URL of a migrated database. `database` empties it: creating one takes longer."""
     _administer(stack["DATABASE_URL"], "CREATE DATABASE tests")
     url = make_url(stack["DATABASE_URL"]).set(database="tests").render_as_string(False)
     with pytest.MonkeyPatch.context() as patch:
@@ -70,7 +70,7 @@ def migrated(stack: dict[str, str]) -> str:
 def database(
     stack: dict[str, str], migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """An empty migrated database and an empty broker, named in the environment."""
+    """An empty migrated database and an empty broker, set in the environment."""
     _administer(migrated, _END_OTHERS, _EMPTY_ALL)
     with closing(redis.Redis.from_url(stack["REDIS_URL"])) as client:
         client.flushall()
@@ -85,7 +85,7 @@ def database(
 def settings(
     database: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Settings:
-    """The settings of a service over the empty database, with a data folder of its own."""
+    """The settings of a service with the empty database and its own data folder."""
     monkeypatch.setenv("RAG_SERVICE_DATA_DIR", str(tmp_path_factory.mktemp("data")))
     get_settings.cache_clear()
     return get_settings()
@@ -93,7 +93,7 @@ def settings(
 
 @pytest.fixture
 def environment(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Changes variables as if this process had been started with them."""
+    """A function that sets variables as if this process had been started with them."""
 
     def change(**variables: str) -> None:
         for name, value in variables.items():
@@ -104,7 +104,7 @@ def environment(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable
 
 
 def forget_connections() -> None:
-    """Let the next use read the environment anew, as a process that has just started does."""
+    """Drop caches, so that the next use reads the environment again."""
     for open_engine in engine._engines.values():
         open_engine.dispose()
     engine._engines.clear()
@@ -121,7 +121,7 @@ def _administer(url: str, *statements: str) -> None:
 
 @dataclass(frozen=True)
 class Api:
-    """A running service and a client that talks to it."""
+    """A running API and a client for it."""
 
     url: str
     port: int
@@ -132,7 +132,7 @@ class Api:
         return self.client.post("/documents", files={"file": (filename, content)}, data=options)
 
     def add(self, content: bytes, **options: str) -> str:
-        """Upload what must be accepted; the document's id."""
+        """Upload a document that must be accepted; return its ID."""
         answer = self.upload(content, **options)
         assert answer.status_code == 202, answer.text
         return answer.json()["id"]
@@ -143,7 +143,7 @@ class Api:
 
 @pytest.fixture
 def start_api(settings: Settings) -> Iterator[Callable[..., Api]]:
-    """Starts services on free ports; `start_api(limits={"max_bytes": 9})` changes settings."""
+    """A function that starts the API; `start_api(limits={"max_bytes": 9})` changes settings."""
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
     def start(**changes: dict) -> Api:
@@ -159,7 +159,7 @@ def start_api(settings: Settings) -> Iterator[Callable[..., Api]]:
         while not server.started and thread.is_alive():
             thread.join(0.01)
         url = f"http://127.0.0.1:{port}"
-        client = httpx.Client(base_url=url, timeout=60)
+        client = httpx.Client(base_url=url, timeout=120)
         running.append((server, thread, client))
         return Api(url, port, changed, client)
 
@@ -172,12 +172,12 @@ def start_api(settings: Settings) -> Iterator[Callable[..., Api]]:
 
 @pytest.fixture
 def api(start_api: Callable[..., Api]) -> Api:
-    """The service as it is without a key."""
+    """The API without a key."""
     return start_api()
 
 
 def changed_settings(settings: Settings, **sections: dict) -> Settings:
-    """Settings with other values: changed_settings(settings, limits={"max_bytes": 9})."""
+    """Return changed settings: changed_settings(settings, limits={"max_bytes": 9})."""
     changed = {
         name: getattr(settings, name).model_copy(update=values) for name, values in sections.items()
     }
@@ -186,7 +186,7 @@ def changed_settings(settings: Settings, **sections: dict) -> Settings:
 
 @pytest.fixture
 def make_pdf() -> Callable[..., bytes]:
-    """Makes a PDF with these texts, one a page; with a password it is encrypted."""
+    """A function that makes a PDF, one text per page, encrypted if there is a password."""
 
     def make(*texts: str, password: str | None = None) -> bytes:
         document = pymupdf.open()
@@ -202,9 +202,9 @@ def make_pdf() -> Callable[..., bytes]:
 
 @pytest.fixture
 def work_off(settings: Settings) -> Callable[..., RunState]:
-    """Does what a prepare worker does with the best waiting run: stores pages, ends the run.
+    """A function that does a prepare worker's work on the best run: stores pages, ends the run.
 
-    Each page is given as its text, or as the error that it ended with.
+    Each page is given as its text, or as the error that it ends with.
     """
 
     def work(*contents: str | RagServiceError, error: RagServiceError | None = None) -> RunState:

@@ -1,4 +1,4 @@
-"""Real processes for tests: workers and maintenance, started as users do, ended by their ids."""
+"""Real processes for tests: workers and maintenance, started as users start them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from typing import TypeVar
 import psutil
 
 T = TypeVar("T")
-PATIENCE = 60.0
+# The limit only ends a broken test: it leaves time for a machine that is busy with other work.
+PATIENCE = 150.0
 _POLL = 0.05
 _TAIL = 6000
 
 
 class Program:
-    """One process with its log file; its children are forks, theirs are render children."""
+    """One process with its log file. A worker's children are forks, theirs are render children."""
 
     def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.name = name
@@ -42,27 +43,27 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code, or None while it runs."""
         return self._popen.poll()
 
     @property
     def text(self) -> str:
-        """All that it and its forks have logged."""
+        """Everything that it and its forks have logged."""
         return self.log.read_text(errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the main process alone."""
+        """Send a signal to the main process only."""
         self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """End it and all it started, at once."""
+        """Kill it and every process under it."""
         family = self.family()
         for pid in (self.pid, *family):
             kill(pid)
         self._popen.wait(PATIENCE)
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Its exit code once it has ended by itself."""
+        """Wait until it has ended and return its exit code."""
         try:
             return self._popen.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -71,20 +72,20 @@ class Program:
             ) from None
 
     def forks(self) -> list[int]:
-        """The pids of its direct children."""
+        """Return the pids of its direct children."""
         return [child.pid for child in _children(self.pid)]
 
     def family(self) -> list[int]:
-        """The pids of all processes under it."""
+        """Return the pids of all processes under it."""
         return [child.pid for child in _children(self.pid, recursive=True)]
 
     def tail(self) -> str:
-        """The end of its log, under its name."""
+        """Return its name, its exit code and the end of its log."""
         return f"--- {self.name} ({self.log}), exit code {self.exit_code}\n{self.text[-_TAIL:]}"
 
 
 class Programs:
-    """The processes of one service; leaving the context ends whatever still runs."""
+    """The processes of one service; the exit of the context kills those that still run."""
 
     def __init__(self, env: Mapping[str, str], folder: Path) -> None:
         self.env = dict(env)
@@ -100,26 +101,26 @@ class Programs:
                 program.kill()
 
     def start(self, name: str, argv: Sequence[str], **env: str) -> Program:
-        """Run any program with the service's environment and these variables."""
+        """Start a program with the service's environment and these variables."""
         log = self._folder / f"{name}-{len(self.all)}.log"
         program = Program(name, argv, self.env | env, log)
         self.all.append(program)
         return program
 
     def start_worker(self, stage: str, forks: int, **env: str) -> Program:
-        """A worker of the stage; wait_ready() says when it consumes."""
+        """Start a worker of the stage; wait_ready() waits until it consumes."""
         concurrency = {
             "prepare": "RAG_SERVICE_PREPARE_WORKER_CONCURRENCY", "ocr": "OCR_WORKER_CONCURRENCY",
         }[stage]  # fmt: skip
         return self.start(stage, _command("worker", stage), **{concurrency: str(forks)}, **env)
 
     def start_celery(self, *arguments: str, **env: str) -> Program:
-        """`celery -A workers.celery_app worker` with these arguments and no others."""
+        """Start `celery -A workers.celery_app worker` with these arguments and no others."""
         argv = [sys.executable, "-m", "celery", "-A", "workers.celery_app", "worker", *arguments]
         return self.start("celery", argv, **env)
 
     def start_maintenance(self, **env: str) -> Program:
-        """The maintenance loop."""
+        """Start the maintenance loop."""
         return self.start("maintenance", _command("worker", "maintenance"), **env)
 
     def wait_ready(self, *workers: Program) -> None:
@@ -129,7 +130,7 @@ class Programs:
         )
 
     def fork_at(self, port: int) -> int:
-        """The pid of the fork whose connection has this local port."""
+        """Return the pid of the fork whose connection has this local port."""
         for pid in (pid for program in self.all for pid in program.forks()):
             with contextlib.suppress(psutil.Error):
                 connections = psutil.Process(pid).net_connections("tcp")
@@ -138,7 +139,7 @@ class Programs:
         raise AssertionError(f"No fork has a connection from port {port}.\n{self.tails()}")
 
     def fork_to(self, port: int) -> int:
-        """The pid of the one fork that has a connection to this port open."""
+        """Return the pid of the one fork that has a connection to this port."""
         found = []
         for pid in (pid for program in self.all for pid in program.forks()):
             with contextlib.suppress(psutil.Error):
@@ -148,27 +149,27 @@ class Programs:
         return found[0]
 
     def wait_until(self, condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
-        """The first true value of the condition; AssertionError with all logs if none comes."""
+        """Return the first true value of the condition. Raises AssertionError with all logs."""
         deadline = time.monotonic() + seconds
         while not (value := condition()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"Not in {seconds:g} s: {what}\n{self.tails()}")
+                raise AssertionError(f"Not within {seconds:g} s: {what}\n{self.tails()}")
             time.sleep(_POLL)
         return value
 
     def tails(self) -> str:
-        """The ends of all logs."""
+        """Return the ends of all logs."""
         return "\n".join(program.tail() for program in self.all)
 
 
 def kill(pid: int) -> None:
-    """SIGKILL; a process that has gone already is fine."""
+    """Send SIGKILL; a process that has already ended is ignored."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs under that pid; a zombie does not."""
+    """Return whether a process with this pid runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,7 +1,4 @@
-"""A whole service without HTTP: a database and a broker queue of its own, programs, a fake OCR.
-
-Used by the tests of workers and by the chaos tests.
-"""
+"""A whole service without HTTP: its own database, the broker, programs, a fake OCR server."""
 
 from __future__ import annotations
 
@@ -30,11 +27,11 @@ from tests.fakes.ocr_server import FakeOcrServer, Request
 from tests.fakes.scans import Mark, new_number, scan
 from tests.processes import PATIENCE, Programs
 
-# Everything that makes people wait by the minute, here by the second or less.
+# Short waits. Leases are long enough that a busy machine renews them in time.
 QUICK = {
-    "RAG_SERVICE_LEASE_SECONDS": "6",
+    "RAG_SERVICE_LEASE_SECONDS": "12",
     "RAG_SERVICE_LEASE_RENEW_EVERY": "1.5",
-    "RAG_SERVICE_LEASE_GIVE_UP_AFTER": "4.5",
+    "RAG_SERVICE_LEASE_GIVE_UP_AFTER": "10",
     "RAG_SERVICE_RETRY_WAITS": "0.1,0.2,0.2,0.2,0.2",
     "RAG_SERVICE_RETRY_LATER_WAIT": "0.3",
     "RAG_SERVICE_OCR_PROBE_INTERVAL": "0.5",
@@ -42,62 +39,62 @@ QUICK = {
     "RAG_SERVICE_REDIS_VISIBILITY_TIMEOUT": "5",
     "RAG_SERVICE_OCR_DPI": "72",
     "GLMOCR_PIPELINE_MAX_WORKERS": "4",
-    # No layout server beside each worker; the tests of regions ask for one.
+    # No layout server for each worker; the tests of regions turn it on.
     "RAG_SERVICE_OCR_LAYOUT": "page",
 }
 ENDED = ("processed", "failed", "cancelled")
 
 
 class Service:
-    """Documents go in as through the API; what became of them is read as the API shows it."""
+    """Adds documents as the API does, and reads them as the API shows them."""
 
     def __init__(self, ocr: FakeOcrServer, programs: Programs) -> None:
         self.ocr = ocr
         self.programs = programs
 
     def add(self, content: bytes, filename: str = "scan.pdf", **options: str) -> str:
-        """The id of the document that this upload became."""
+        """Add a document and return its ID."""
         settings = get_settings()
-        with IncomingFile(settings) as spool:
-            spool.copy_from(io.BytesIO(content))
+        with IncomingFile(settings) as incoming:
+            incoming.copy_from(io.BytesIO(content))
             chosen = intake.check_options(settings, **options)
-            return intake.accept(settings, DocumentStore(settings), spool, filename, chosen).id
+            return intake.accept(settings, DocumentStore(settings), incoming, filename, chosen).id
 
     def view(self, document_id: str) -> DocumentView:
-        """The document as people see it."""
+        """Return the document as the API shows it."""
         view = document_queries.get_document(document_id, self.ocr.url)
         assert view is not None
         return view
 
     def pages(self, document_id: str) -> list[PageView]:
-        """The pages of the document's newest run."""
+        """Return the pages of the document's newest run."""
         return list(page_queries.list_pages(self.view(document_id).latest_run.id))
 
     def page(self, document_id: str, number: int) -> PageView:
-        """One page of the newest run."""
+        """Return one page of the newest run."""
         return next(page for page in self.pages(document_id) if page.number == number)
 
     def run(self, document_id: str) -> Any:
-        """The newest run's row: its claim and its counts."""
+        """Return the row of the newest run: its claim and its counts."""
         query = "SELECT * FROM runs WHERE document_id = :id ORDER BY number DESC LIMIT 1"
         return self.rows(query, id=document_id)[0]
 
     def server_state(self) -> str | None:
-        """What the workers together think of the OCR server."""
+        """Return the state of the OCR server in the database, or None without one."""
         rows = self.rows("SELECT state FROM ocr_servers WHERE url = :url", url=self.ocr.url)
         return rows[0].state if rows else None
 
     def rows(self, query: str, **values: object) -> Sequence[Any]:
-        """Look into the database."""
+        """Return the rows of a query."""
         with begin() as connection:
             return connection.execute(text(query), values).all()
 
     def cancel(self, document_id: str) -> bool:
-        """As DELETE and cancel do."""
+        """Cancel the document as the API does."""
         return deletion.cancel(document_id)
 
     def wait_for(self, document_id: str, *statuses: str, seconds: float = PATIENCE) -> DocumentView:
-        """The document once its newest run is in one of these states (any end, by default)."""
+        """Return the document when its newest run is in one of these states (default: ended)."""
         wanted = statuses or ENDED
 
         def reached() -> DocumentView | None:
@@ -109,7 +106,7 @@ class Service:
 
 
 class Scan:
-    """A scan that has been handed in; `set_up` tells the server about it before that."""
+    """A scan that was added. `set_up` configures the fake server before that."""
 
     def __init__(
         self,
@@ -129,18 +126,18 @@ class Scan:
         return Mark(self.number, page)
 
     def requests(self, page: int = 1) -> list[Request]:
-        """What the OCR server was asked for this page."""
+        """Return the requests of this page that the OCR server received."""
         return self.service.ocr.of(self.mark(page))
 
     def page(self, number: int = 1) -> PageView:
         return self.service.page(self.id, number)
 
     def ended(self, seconds: float = PATIENCE) -> DocumentView:
-        """The document once its run has ended."""
+        """Return the document when its run has ended."""
         return self.service.wait_for(self.id, seconds=seconds)
 
     def parked(self) -> None:
-        """Return once it waits for the OCR server."""
+        """Return when it waits for the OCR server."""
 
         def waits() -> bool:
             return self.service.view(self.id).waiting_for == "ocr_server"
@@ -148,7 +145,7 @@ class Scan:
         self.service.programs.wait_until(waits, f"{self.id} waits for the OCR server")
 
     def charges(self) -> tuple[int, int, int]:
-        """All that could be held against it: crashes, expired leases, later tries of pages."""
+        """Return what it was charged with: crashes, expired leases, later tries of pages."""
         tries = "SELECT sum(tries) AS tries FROM pages WHERE run_id = :id"
         run = self.service.run(self.id)
         return run.crashes, run.expiries, self.service.rows(tries, id=run.id)[0].tries
@@ -156,9 +153,9 @@ class Scan:
 
 @contextmanager
 def open_service(stack: dict[str, str], folder: Path, **variables: str) -> Iterator[Service]:
-    """A service over a fresh database and an emptied broker, for this process and its programs.
+    """Open a service with a new database and an empty broker; no worker runs yet.
 
-    `stack` is the fixture of that name. No worker runs yet.
+    It is configured for this process and its programs. `stack` is the fixture of that name.
     """
     name = f"test_{uuid.uuid4().hex}"
     _administer(stack, f"CREATE DATABASE {name}")
@@ -186,7 +183,7 @@ def open_service(stack: dict[str, str], folder: Path, **variables: str) -> Itera
 
 
 def _forget_connections() -> None:
-    """Let the next use read the environment anew, as a process that has just started does."""
+    """Drop caches, so that the next use reads the environment again."""
     for open_engine in engine._engines.values():
         open_engine.dispose()
     engine._engines.clear()

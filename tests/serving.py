@@ -1,4 +1,4 @@
-"""Processes of a service that answer over HTTP, started by tests and awaited."""
+"""Starts HTTP processes of the service and waits until they answer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.processes import Programs
 
 
 def start_api(programs: Programs, **variables: str) -> str:
-    """The API's address once it answers."""
+    """Start the API and return its URL when it answers."""
     return _start(programs, "serve", "RAG_SERVICE_API_PORT", "/health/live", variables)
 
 
 def start_cpu_server(programs: Programs) -> str:
-    """The CPU OCR server's address once its engine is loaded."""
+    """Start the CPU OCR server and return its URL when its engine is loaded."""
     return _start(programs, "cpu-ocr-server", "RAG_SERVICE_CPU_OCR_PORT", "/health", {})
 
 
@@ -33,6 +33,6 @@ def _start(
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=2).status_code == 200
+        return httpx.get(url, timeout=10).status_code == 200
     except httpx.TransportError:
         return False

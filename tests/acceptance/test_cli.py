@@ -1,4 +1,4 @@
-"""The command line as a user has it: real processes, the embedded servers, real documents."""
+"""The command line as a user runs it: real processes, embedded servers, real documents."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ import pytest
 from rag_service.config.option_list import PREFIXES
 from rag_service.embedded.folder import free_port
 
-PATIENCE = 100.0
-OURS = (*PREFIXES, "DATABASE_URL", "REDIS_URL")
+# The limit only ends a broken test: it leaves time for a machine that is busy with other work.
+PATIENCE = 240.0
+SETTING_PREFIXES = (*PREFIXES, "DATABASE_URL", "REDIS_URL")
 COMMAND = [str(Path(sys.executable).with_name("rag-service"))]
 PROSE = (
     "The keeper of the cold store was not at home when they came to the door in the evening,",
@@ -30,12 +31,14 @@ PROSE = (
 )
 WORDS = ("Delivery note 4471", "Twelve crates of apples", "Received in good order")
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Ours without any setting of the service, so that everything is embedded."""
-    bare = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    """Return this environment without settings of the service, so that all servers are embedded."""
+    bare = {
+        name: value for name, value in os.environ.items() if not name.startswith(SETTING_PREFIXES)
+    }
     return bare | {"OMP_NUM_THREADS": "2"} | changes
 
 
@@ -74,18 +77,18 @@ def scan_png(*words: str) -> bytes:
 
 
 def photo_png() -> bytes:
-    """Ink everywhere, writing nowhere."""
-    page, chance = pymupdf.open().new_page(width=300, height=300), random.Random(1)
+    """Return a picture without any text."""
+    page, rng = pymupdf.open().new_page(width=300, height=300), random.Random(1)
     for _ in range(60):
-        colour = [chance.random() for _ in range(3)]
-        centre = (chance.uniform(0, 300), chance.uniform(0, 300))
-        page.draw_circle(centre, chance.uniform(20, 80), fill=colour, color=colour)
+        colour = [rng.random() for _ in range(3)]
+        centre = (rng.uniform(0, 300), rng.uniform(0, 300))
+        page.draw_circle(centre, rng.uniform(20, 80), fill=colour, color=colour)
     return page.get_pixmap(dpi=100).tobytes("png")
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A folder with a born-digital PDF, a scan, and a file that is neither."""
+    """A folder with a PDF that has text, a scan, and a file that is neither."""
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "agreement.pdf").write_bytes(native_pdf())
@@ -96,14 +99,14 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
-    """The folder for temporary files; everything of a `run` must be gone from it afterwards."""
+    """The folder for temporary files. `run` must leave it empty."""
     folder = tmp_path / "t"
     folder.mkdir(mode=0o755)
     return folder
 
 
-def test_run_does_the_whole_job_and_leaves_nothing(files: Path, temporary: Path) -> None:
-    # Somebody else's package of the same name in the current folder is none of ours.
+def test_run_processes_files_and_leaves_no_temporary_file(files: Path, temporary: Path) -> None:
+    # A module of this name in the current folder must not be imported.
     (files / "workers.py").write_text("raise SystemExit('not these workers')")
     done = cli(
         "run", "agreement.pdf", "note.png", env=environment(TMPDIR=str(temporary)), cwd=files
@@ -123,7 +126,9 @@ def test_run_does_the_whole_job_and_leaves_nothing(files: Path, temporary: Path)
     assert list(temporary.iterdir()) == []
 
 
-def test_run_goes_on_past_a_bad_file_and_writes_into_a_folder(files: Path, tmp_path: Path) -> None:
+def test_run_continues_after_a_bad_file_and_writes_into_a_folder(
+    files: Path, tmp_path: Path
+) -> None:
     output, password = tmp_path / "out", tmp_path / "password"
     password.write_text("sesame\n")
     (files / "locked.pdf").write_bytes(native_pdf(password="sesame", title="Locked"))
@@ -140,17 +145,17 @@ def test_run_goes_on_past_a_bad_file_and_writes_into_a_folder(files: Path, tmp_p
     assert "unsupported_type" in done.stderr
     written = sorted(output.iterdir())
     assert [path.name for path in written] == ["locked-2.json", "locked.json"]
-    again, told = (json.loads(path.read_text()) for path in written)
-    assert again["document"]["id"] == told["document"]["id"]
-    assert again["document"]["filename"] == str(same)
+    second, first = (json.loads(path.read_text()) for path in written)
+    assert second["document"]["id"] == first["document"]["id"]
+    assert second["document"]["filename"] == str(same)
     assert f"\n{same}\t" in done.stderr
     assert "no worker" not in done.stderr
-    assert told["document"]["status"] == "processed", told
-    assert [page["status"] for page in told["pages"]] == ["native", "native"]
-    assert "Locked part 2" in told["pages"][1]["markdown"]
+    assert first["document"]["status"] == "processed", first
+    assert [page["status"] for page in first["pages"]] == ["native", "native"]
+    assert "Locked part 2" in first["pages"][1]["markdown"]
 
 
-def test_a_worker_that_dies_at_its_start_ends_the_run_with_its_last_words(
+def test_a_worker_that_ends_at_its_start_ends_run_with_its_last_log_lines(
     files: Path, tmp_path: Path, temporary: Path
 ) -> None:
     broken = tmp_path / "broken"
@@ -222,7 +227,7 @@ class Up:
         return self.program.wait(PATIENCE)
 
     def kill(self) -> None:
-        """End whatever is left after a failed test."""
+        """Kill what a failed test has left."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in self.family():
                 process.kill()
@@ -253,13 +258,13 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         service.kill()
 
 
-def test_up_says_where_everything_is(up: Up) -> None:
-    for place in (up.url, up.flower, up.env["RAG_SERVICE_DATA_DIR"]):
-        assert place in up.text
+def test_up_prints_its_addresses_and_folders(up: Up) -> None:
+    for text in (up.url, up.flower, up.env["RAG_SERVICE_DATA_DIR"]):
+        assert text in up.text
     assert httpx.get(f"{up.url}/health/ready", trust_env=False).status_code == 200
 
 
-def test_flower_shows_itself_but_not_its_api_without_credentials(up: Up) -> None:
+def test_flower_without_credentials_shows_pages_but_no_api(up: Up) -> None:
     wait_until(lambda: "Visit me at" in up.text)
     assert httpx.get(up.flower, trust_env=False).status_code == 200
     assert httpx.get(f"{up.flower}/api/workers", trust_env=False).status_code == 401
@@ -272,7 +277,7 @@ def test_a_second_up_over_the_same_folder_names_the_first(up: Up) -> None:
     assert f"process {up.program.pid}" in done.stderr
 
 
-def test_a_taken_port_is_refused_by_its_setting(up: Up, tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused_with_its_setting(up: Up, tmp_path: Path) -> None:
     done = cli("up", env=up.env | {"RAG_SERVICE_DATA_DIR": str(tmp_path)})
     assert done.returncode == 2
     assert "api.port" in done.stderr
@@ -290,9 +295,9 @@ def test_a_folder_is_ingested_and_waited_for(up: Up, files: Path) -> None:
 
     listed = objects(up.cli("status", "--collection", "folder", "--json"))
     assert {one["filename"] for one in listed} == {"agreement.pdf", "note.png"}
-    told = up.cli("status", "--collection", "folder")
-    assert told.returncode == 0
-    assert "2 documents: 2 processed" in told.stdout.splitlines()
+    table = up.cli("status", "--collection", "folder")
+    assert table.returncode == 0
+    assert "2 documents: 2 processed" in table.stdout.splitlines()
 
 
 def test_the_same_file_again_is_a_duplicate(up: Up, tmp_path: Path) -> None:
@@ -312,12 +317,12 @@ def test_show_prints_a_document_or_a_page(up: Up, tmp_path: Path) -> None:
     assert whole.index("Shown part 1") < whole.index("<!-- page 2 -->")
     second = up.cli("show", one["id"], "--page", 2, "--format", "text").stdout
     assert second.startswith("Shown part 2\n")
-    [told] = objects(up.cli("show", one["id"], "--json"))
-    assert told["document"]["id"] == one["id"]
+    [shown] = objects(up.cli("show", one["id"], "--json"))
+    assert shown["document"]["id"] == one["id"]
     assert up.cli("show", one["id"], "--page", 9).returncode == 1
 
 
-def test_reprocess_says_when_there_is_nothing_to_redo(up: Up, tmp_path: Path) -> None:
+def test_reprocess_reports_that_there_is_nothing_to_redo(up: Up, tmp_path: Path) -> None:
     path = tmp_path / "again.pdf"
     path.write_bytes(native_pdf(title="Again"))
     [one] = up.ingest(path, "--wait")
@@ -333,7 +338,7 @@ def test_reprocess_says_when_there_is_nothing_to_redo(up: Up, tmp_path: Path) ->
     assert up.cli("reprocess").returncode == 2
 
 
-def test_reprocess_reads_chosen_pages_alone(up: Up, tmp_path: Path) -> None:
+def test_reprocess_reads_only_chosen_pages(up: Up, tmp_path: Path) -> None:
     path = tmp_path / "chosen.pdf"
     path.write_bytes(native_pdf(title="Chosen"))
     [one] = up.ingest(path, "--wait")
@@ -345,8 +350,8 @@ def test_reprocess_reads_chosen_pages_alone(up: Up, tmp_path: Path) -> None:
     [read] = objects(up.cli("show", one["id"], "--page", 2, "--format", "json"))
     choice = ("--model-was", read["model"], "--version-was", read["parser_version"])
     again = up.cli("reprocess", one["id"], *choice, "--dry-run", "--json")
-    [said] = objects(again)
-    assert (said["action"], said["pages_redone"]) == ("would_queue", 1)
+    [planned] = objects(again)
+    assert (planned["action"], planned["pages_redone"]) == ("would_queue", 1)
     none = up.cli("reprocess", one["id"], "--model-was", "another", "--dry-run")
     assert (none.returncode, none.stdout) == (0, "Nothing to redo.\n")
 
@@ -369,14 +374,14 @@ def test_an_encrypted_document_waits_for_its_password(up: Up, tmp_path: Path) ->
     assert "Locked part 2" in up.cli("show", one["id"]).stdout
 
 
-def test_cancel_and_delete_tell_each_documents_fate(up: Up, tmp_path: Path) -> None:
+def test_cancel_and_delete_print_a_result_for_each_document(up: Up, tmp_path: Path) -> None:
     path = tmp_path / "gone.pdf"
     path.write_bytes(native_pdf(title="Gone"))
     [one] = up.ingest(path, "--wait")
     unknown = "0" * 32
     ended = up.cli("cancel", one["id"], unknown, "--json")
     assert ended.returncode == 1
-    assert [fate["result"] for fate in objects(ended)] == ["no run to cancel", "not found"]
+    assert [one["result"] for one in objects(ended)] == ["no run to cancel", "not found"]
     assert up.cli("delete", one["id"]).returncode == 2
     assert up.cli("delete", one["id"], "--yes").returncode == 0
     assert up.cli("status", one["id"]).returncode == 1
@@ -393,9 +398,9 @@ def test_strict_fails_on_a_page_without_text(up: Up, tmp_path: Path) -> None:
     assert up.cli("ingest", path, "--wait").returncode == 0
 
 
-def test_a_killed_worker_is_started_again_and_goes_on(up: Up, tmp_path: Path) -> None:
+def test_a_killed_worker_is_restarted_and_goes_on(up: Up, tmp_path: Path) -> None:
     path = tmp_path / "after.png"
-    path.write_bytes(scan_png("Written after the fall"))
+    path.write_bytes(scan_png("Written after the restart"))
     [worker] = [
         process
         for process in psutil.Process(up.program.pid).children()
@@ -407,7 +412,7 @@ def test_a_killed_worker_is_started_again_and_goes_on(up: Up, tmp_path: Path) ->
     assert "ocr was restarted (restart 1)" in up.text
 
 
-def test_documents_outlive_the_service(up: Up, tmp_path: Path) -> None:
+def test_documents_survive_a_restart_of_the_service(up: Up, tmp_path: Path) -> None:
     path = tmp_path / "kept.pdf"
     path.write_bytes(native_pdf(title="Kept"))
     [one] = up.ingest(path, "--wait")

@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 server in a thread of its own, whose connections can be cut at will.
+"""A small HTTP/1.1 server in its own thread, which can cut connections.
 
-Fakes of services stand on it: they give one coroutine that answers requests.
+Fakes of services use it: they pass one coroutine that answers requests.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+_WAIT_SECONDS = 120
+
 
 @dataclass(frozen=True)
 class Request:
-    """One request; `gone` is done once the client has hung up."""
+    """One request; `gone` is done when the client has disconnected."""
 
     method: str
     path: str
@@ -67,7 +69,7 @@ class Loopback:
         self.refuse()
         self._wait(self._end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(_WAIT_SECONDS)
         self._loop.close()
 
     def refuse(self) -> None:
@@ -79,11 +81,11 @@ class Loopback:
         self._wait(self._listen())
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine beside the requests; it ends with the server."""
+        """Run a coroutine in the server's event loop until the server ends."""
         asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(_WAIT_SECONDS)
 
     async def _listen(self) -> None:
         if self._server is None:
@@ -111,7 +113,7 @@ class Loopback:
         try:
             while (request := await _read(reader, writer)) is not None:
                 answer = await self._answer(request)
-                await _hung_up(request.gone)
+                await _stop_watching(request.gone)
                 if not await _send(writer, answer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -122,9 +124,9 @@ class Loopback:
 
 
 async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
-    """The next request; None where the client has gone.
+    """Return the next request, or None if the client has disconnected.
 
-    A client sends nothing before it has its answer, so what comes then is its goodbye.
+    A client sends nothing before it has its answer, so a read then ends when it disconnects.
     """
     try:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -143,14 +145,14 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
     return Request(method, address.path, query, headers, body, gone)
 
 
-async def _hung_up(gone: asyncio.Future[Any]) -> None:
+async def _stop_watching(gone: asyncio.Future[Any]) -> None:
     gone.cancel()
     with contextlib.suppress(asyncio.CancelledError, ConnectionError):
         await gone
 
 
 async def _send(writer: asyncio.StreamWriter, answer: Answer) -> bool:
-    """Write the answer; False where the connection ends with it."""
+    """Write the answer. Return False if the connection ends with it."""
     if answer.cut == "whole":
         writer.transport.abort()
         return False

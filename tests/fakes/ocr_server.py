@@ -1,8 +1,8 @@
-"""A fake OpenAI-compatible OCR server, nastier than real ones: a real HTTP server on loopback.
+"""A fake OpenAI-compatible OCR server that can fail in many ways: a real HTTP server on loopback.
 
-It answers every page with its mark's text unless told otherwise, by page or for all; it knows
-each page by the mark in its picture and counts requests, those alive at once, and those alive at
-once for one page. All methods may be called from any thread.
+It finds each page by the mark in its picture and answers with the mark's text, unless it has
+other replies for the page or for all pages. It counts requests, the most requests at once, and
+the most requests at once of one page. Any thread may call its methods.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from typing import Any
 from tests.fakes.scans import Mark, look
 
 MODEL = "glm-ocr"
+_WAIT_SECONDS = 120
 _PHRASES = {200: "OK", 404: "Not Found", 429: "Too Many Requests", 503: "Service Unavailable"}
 
 
 class Gate:
-    """Holds requests back until it is opened; `arrived` is set by the first one."""
+    """Holds requests until it is opened; the first one sets `arrived`."""
 
     def __init__(self) -> None:
         self.arrived = threading.Event()
         self._open = threading.Event()
 
     def open(self) -> None:
-        """Let all requests through, those to come included."""
+        """Let all requests through, later ones too."""
         self._open.set()
 
     @property
@@ -43,7 +44,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer. Without a body it is a completion with `text`, or with the page's own text."""
+    """One answer. Without a body it is a completion with `text`, by default the page's text."""
 
     status: int = 200
     text: str | None = None
@@ -52,7 +53,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     delay: float = 0.0
     gate: Gate | None = None
-    # What happens to the connection: None, "cut" in the middle of the body, "drop" before it.
+    # The connection: None (kept), "cut" in the middle of the body, "drop" before it.
     fault: str | None = None
 
 
@@ -66,7 +67,7 @@ TRUNCATED_JSON = Reply(body=b'{"choices": [{"message": {"content": "half of')
 NO_CHOICES = Reply(body=b'{"choices": []}')
 NULL_CONTENT = Reply(body=b'{"choices": [{"message": {"content": null}, "finish_reason": "stop"}]}')
 BAD_GZIP = Reply(body=b"no gzip at all", headers={"Content-Encoding": "gzip"})
-# NUL and half of a surrogate pair, as a model's broken tokens come out of a JSON encoder.
+# NUL and half of a surrogate pair, as JSON encoders write a model's broken tokens.
 BROKEN_CHARACTERS = Reply(
     body=b'{"choices": [{"message": {"content": "a\\u0000b \\ud83d c"}, "finish_reason": "stop"}]}'
 )
@@ -80,25 +81,25 @@ TOO_LARGE = Reply(413, body=b"<html><body>413 Request Entity Too Large</body></h
 
 
 def refusal(status: int, message: str = "This picture is of no use.") -> Reply:
-    """A 4xx as JSON, the way OpenAI's servers say it."""
+    """A 4xx as JSON, as OpenAI's servers answer it."""
     return Reply(status, body=json.dumps({"error": {"message": message}}).encode())
 
 
 def gateway(status: int) -> Reply:
-    """A 5xx with the HTML of a proxy that stands before the server."""
+    """A 5xx with the HTML of a proxy in front of the server."""
     body = f"<html><head><title>{status}</title></head><body>nginx</body></html>".encode()
     return Reply(status, body=body, headers={"Content-Type": "text/html"})
 
 
 def busy(retry_after: str | None = None) -> Reply:
-    """A 429, with a Retry-After where one is given."""
+    """A 429, with a Retry-After if one is given."""
     headers = {} if retry_after is None else {"Retry-After": retry_after}
     return Reply(429, body=b'{"error": {"message": "Slow down."}}', headers=headers)
 
 
 @dataclass
 class Request:
-    """One page request as it came in, and how it ended: answered, disconnected, cut, drop."""
+    """One page request, and its outcome: answered, disconnected, cut, drop."""
 
     mark: Mark | None
     sha256: str
@@ -114,7 +115,7 @@ class Request:
 
     @property
     def page(self) -> Mark | str:
-        """The page's mark; the picture's digest where it carries none."""
+        """The page's mark, or the picture's digest if it has none."""
         return self.mark or self.sha256
 
 
@@ -155,88 +156,88 @@ class FakeOcrServer:
 
     def __exit__(self, *_: object) -> None:
         self.refuse()
-        asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop).result(_WAIT_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(_WAIT_SECONDS)
         self._loop.close()
 
-    # What it does.
+    # Replies.
 
     def script(self, page: Mark, *replies: Reply) -> None:
-        """The next answers for this page, in order."""
+        """Set the next answers for this page, in order."""
         with self._lock:
             self._scripts[page].extend(replies)
 
     def always(self, page: Mark, reply: Reply) -> None:
-        """Every answer for this page once its script is used up."""
+        """Set the answer for this page after its scripted ones."""
         with self._lock:
             self._always[page] = reply
 
     def hold(self, page: Mark) -> Gate:
-        """Hold every request of this page back until the gate is opened."""
+        """Hold every request of this page until the gate is opened."""
         gate = Gate()
         self.always(page, Reply(gate=gate))
         return gate
 
     def next(self, *replies: Reply) -> None:
-        """The next answers for pages without orders of their own, whichever come first."""
+        """Set the next answers for pages without answers of their own."""
         with self._lock:
             self._next.extend(replies)
 
     def refuse(self) -> None:
         """Stop listening and cut every connection: connections are refused from now on."""
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_WAIT_SECONDS)
 
     def listen(self) -> None:
         """Listen, on the same port as before."""
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_WAIT_SECONDS)
 
     def reset(self) -> None:
-        """Forget all orders and records; go back to a healthy server."""
+        """Remove all answers and records; be a healthy server again."""
         with self._lock:
             self.default, self.health = OK, Reply(body=b"")
             self.models = [{"id": MODEL, "max_model_len": 32768}]
             self.models_status, self.key = 200, None
             self.on_request = lambda _: None
             self.requests, self.probes, self._peak = [], 0, 0
-            for kept in (self._scripts, self._always, self._next, self._peaks):
-                kept.clear()
+            for records in (self._scripts, self._always, self._next, self._peaks):
+                records.clear()
         self.listen()
 
-    # What it saw.
+    # Requests received.
 
     def of(self, page: Mark) -> list[Request]:
-        """The requests of a page, in order."""
+        """Return the requests of a page, in order."""
         with self._lock:
             return [request for request in self.requests if request.mark == page]
 
     def of_document(self, document: int) -> list[Request]:
-        """The requests of all pages of a scan, in order."""
+        """Return the requests of all pages of a scan, in order."""
         with self._lock:
             return [r for r in self.requests if r.mark and r.mark.document == document]
 
     def alive(self, page: Mark | None = None) -> int:
-        """Requests that are being served now, of a page or of all."""
+        """Return how many requests are open now, of a page or of all pages."""
         with self._lock:
             return self._alive[page] if page else sum(self._alive.values())
 
     @property
     def peak(self) -> int:
-        """The most requests that were alive at once."""
+        """The most requests that were open at once."""
         return self._peak
 
     def peak_of(self, page: Mark) -> int:
-        """The most requests of one page that were alive at once."""
+        """Return the most requests of one page that were open at once."""
         with self._lock:
             return self._peaks[page]
 
     @property
     def doubled(self) -> list[Mark | str]:
-        """Pages that had two requests alive at once; there must be none, ever."""
+        """Pages that had two requests open at once; there must be none."""
         with self._lock:
             return [page for page, peak in self._peaks.items() if peak > 1]
 
-    # How it works.
+    # The server.
 
     async def _listen(self) -> None:
         if self._server is None:
@@ -262,8 +263,8 @@ class FakeOcrServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
         try:
-            while (heard := await _read(reader)) is not None:
-                if not await self._answer(*heard, reader, writer):
+            while (received := await _read(reader)) is not None:
+                if not await self._answer(*received, reader, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -279,7 +280,7 @@ class FakeOcrServer:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        """Answer one request; False where the connection ends with it."""
+        """Answer one request. Return False if the connection ends with it."""
         if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
             return await _send(writer, refusal(401, "Wrong key."), b"")
         if path == "/health":
@@ -295,7 +296,7 @@ class FakeOcrServer:
         outcome = "disconnected"
         try:
             reply = self._reply_to(request)
-            if await _held(reply, reader):
+            if await _client_left(reply, reader):
                 return False
             going_on = await _send(writer, reply, _completion(request, reply))
             outcome = reply.fault or "answered"
@@ -327,7 +328,7 @@ class FakeOcrServer:
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes] | None:
-    """Path, headers and body of the next request; None where the client has gone."""
+    """Return path, headers and body of the next request, or None if the client disconnected."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -353,10 +354,10 @@ def _parse(body: dict[str, Any], headers: Mapping[str, str], port: int) -> Reque
     )
 
 
-async def _held(reply: Reply, reader: asyncio.StreamReader) -> bool:
-    """Wait as the reply says; True where the client went away meanwhile.
+async def _client_left(reply: Reply, reader: asyncio.StreamReader) -> bool:
+    """Wait as the reply asks. Return True if the client disconnected meanwhile.
 
-    The client sends nothing before it has its answer, so whatever can be read is its goodbye.
+    A client sends nothing before it has its answer, so a read ends when it disconnects.
     """
     gone = asyncio.ensure_future(reader.read(1))
     try:
@@ -387,7 +388,7 @@ def _completion(request: Request, reply: Reply) -> bytes:
 
 
 async def _send(writer: asyncio.StreamWriter, reply: Reply, body: bytes) -> bool:
-    """Write the reply, with this body where it has none; False where the connection is cut."""
+    """Write the reply, by default with this body. Return False if the connection is cut."""
     body = body if reply.body is None else reply.body
     if reply.fault == "drop":
         writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What the commands say of wrong input, against a service in this process."""
+"""What the commands print about wrong input, with an API in this process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def cli(api: Api) -> Cli:
         return subprocess.run(
             [sys.executable, "-m", "rag_service.cli.main", *map(str, arguments)],
             env=os.environ | {"RAG_SERVICE_URL": api.url},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200,
         )  # fmt: skip
 
     return run
 
 
-def test_ingest_says_what_it_did_not_send(
+def test_ingest_reports_what_it_did_not_send(
     cli: Cli, make_pdf: Callable[..., bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "two\nlines.pdf").write_bytes(make_pdf("a"))
@@ -50,14 +50,14 @@ def test_ingest_says_what_it_did_not_send(
     assert found["two lines.pdf"]["duplicate"] == "yes"
 
 
-def test_a_mistyped_code_is_wrong_usage_with_the_right_one(cli: Cli) -> None:
+def test_a_mistyped_error_code_is_refused_with_a_suggestion(cli: Cli) -> None:
     for command in ("reprocess", "status"):
         done = cli(command, "--error", "encryptd_pdf")
         assert (done.returncode, done.stdout) == (2, "")
         assert "Did you mean encrypted_pdf" in done.stderr
 
 
-def test_reprocess_names_unknown_ids_and_narrows_those_it_knows(
+def test_reprocess_reports_unknown_ids_and_applies_selectors_to_known_ones(
     cli: Cli, api: Api, make_pdf: Callable[..., bytes], work_off: Callable[..., RunState]
 ) -> None:
     good = api.add(make_pdf("a"))
@@ -74,26 +74,29 @@ def test_reprocess_names_unknown_ids_and_narrows_those_it_knows(
     assert api.get(good)["status"] == "processed"
 
 
-def test_reprocess_reads_named_pages_again_and_says_what_would_be_done(
+def test_reprocess_reads_given_pages_again_and_a_dry_run_reports_it(
     cli: Cli, api: Api, make_pdf: Callable[..., bytes], work_off: Callable[..., RunState]
 ) -> None:
     document_id = api.add(make_pdf("a", "b", "c"))
     work_off("a", "b", "c")
     nothing = cli("reprocess", document_id, "--pages", "8")
     assert nothing.stdout.splitlines()[-1] == "1 has no such page."
-    for wish in (["--before", "2020-01-01"], ["--model-was", "old"], ["--truncated"]):
-        assert cli("reprocess", document_id, "--pages", "2", *wish).stdout == "Nothing to redo.\n"
-    wishes = ["--pages", "1,3", "--since", "2020-01-01 10:30", "--parser-was", "glmocr", "--json"]
-    would = json.loads(cli("reprocess", *wishes, "--dry-run").stdout)
+    for options in (["--before", "2020-01-01"], ["--model-was", "old"], ["--truncated"]):
+        assert (
+            cli("reprocess", document_id, "--pages", "2", *options).stdout == "Nothing to redo.\n"
+        )
+    options = ["--pages", "1,3", "--since", "2020-01-01 10:30", "--parser-was", "glmocr"]
+    options += ["--json"]
+    would = json.loads(cli("reprocess", *options, "--dry-run").stdout)
     assert (would["action"], would["pages_reused"], would["pages_redone"]) == ("would_queue", 1, 2)
-    done = json.loads(cli("reprocess", *wishes).stdout)
+    done = json.loads(cli("reprocess", *options).stdout)
     assert (done["id"], done["action"], done["pages_redone"]) == (document_id, "queued", 2)
 
 
-def test_reprocess_refuses_selectors_that_mean_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_reprocess_refuses_selectors_without_meaning(cli: Cli, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("secret")
-    for wrong, said in {
+    for wrong, message in {
         ("--pages", "3"): "No documents selected",
         ("--failed", "--pages", "9-3"): "9-3",
         ("--failed", "--pages", "1", "--all-pages"): "all_pages",
@@ -104,15 +107,15 @@ def test_reprocess_refuses_selectors_that_mean_nothing(cli: Cli, tmp_path: Path)
     }.items():
         done = cli("reprocess", *wrong)
         assert (done.returncode, done.stdout) == (2, ""), wrong
-        assert said in done.stderr, wrong
+        assert message in done.stderr, wrong
 
 
 def test_show_prints_the_regions_of_one_page(cli: Cli) -> None:
     run = sim.ready_run()
-    held = sim.claim(Stage.OCR)
+    claimed = sim.claim(Stage.OCR)
     region = {"index": 0, "label": "text", "bbox_2d": [1, 2, 3, 4], "content": "Some text."}
-    sim.read(held, 1, regions=[region])
-    runs.finish(held)
+    sim.read(claimed, 1, regions=[region])
+    runs.finish(claimed)
     one = cli("show", run.document_id, "--page", "1", "--format", "json")
     assert json.loads(one.stdout)["regions"] == [region]
     whole = cli("show", run.document_id, "--format", "json")

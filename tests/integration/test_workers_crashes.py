@@ -1,4 +1,4 @@
-"""Workers that die, stop or go deaf in the middle of documents: nothing is lost or doubled."""
+"""Workers that die, stop or receive no message in the middle of documents lose nothing."""
 
 import signal
 import threading
@@ -12,16 +12,16 @@ from rag_service.jobs import server_state, wake_ups
 from rag_service.states import Stage
 from tests.fakes import ocr_server as fake
 from tests.fakes.scans import new_number, pdf, scan
-from tests.processes import is_alive, kill
+from tests.processes import PATIENCE, is_alive, kill
 from tests.service import Scan, open_service
 
-# What a worker is given that must not wait long for its pages when it stops.
+# For a worker that must not wait long for its pages when it stops.
 IMPATIENT = {"RAG_SERVICE_WORKER_SOFT_SHUTDOWN": "1"}
 
 
 @pytest.fixture(scope="module")
 def running(stack, tmp_path_factory):
-    """The prepare worker calls itself deaf soon; `ocr` workers are each test's own or shared."""
+    """The service with a prepare worker that restarts soon without messages."""
     with open_service(stack, tmp_path_factory.mktemp("crashes")) as service:
         service.programs.start_maintenance()
         prepare = service.programs.start_worker(
@@ -43,18 +43,18 @@ def service(running):
 
 @pytest.fixture(scope="module")
 def ocr_worker(running):
-    """The one ocr worker: the living one where its variables are these, else a new one."""
-    living = []
+    """A function that returns the ocr worker: the running one if its variables are these."""
+    running_workers = []
 
     def get(**env):
-        for worker, its in list(living):
-            if worker.exit_code is None and its == env:
+        for worker, variables in list(running_workers):
+            if worker.exit_code is None and variables == env:
                 return worker
             stop(worker)
-            living.remove((worker, its))
+            running_workers.remove((worker, variables))
         worker = running.programs.start_worker("ocr", 4, **env)
         running.programs.wait_ready(worker)
-        living.append((worker, env))
+        running_workers.append((worker, env))
         return worker
 
     return get
@@ -71,8 +71,8 @@ def counts(service, one):
     return run.crashes, run.expiries
 
 
-def sent_again(service, one, page, times):
-    """Return once the page was sent that often."""
+def wait_until_sent(service, one, page, times):
+    """Return when the page was sent this number of times."""
 
     def sent():
         return len(one.requests(page)) == times
@@ -80,15 +80,15 @@ def sent_again(service, one, page, times):
     service.programs.wait_until(sent, f"{one.mark(page)} is sent {times} times")
 
 
-def test_a_killed_forks_run_goes_back_at_once_and_its_crash_is_counted(service, ocr_worker):
+def test_the_run_of_a_killed_fork_is_released_at_once_and_its_crash_counted(service, ocr_worker):
     ocr_worker()
     gates = []
     three = Scan(service, 3, set_up=lambda s: gates.append(service.ocr.hold(s.mark(3))))
-    assert gates[0].arrived.wait(30)
+    assert gates[0].arrived.wait(PATIENCE)
     done = lambda: service.view(three.id).pages.done == 2  # noqa: E731
     service.programs.wait_until(done, "the other pages are stored")
     kill(service.programs.fork_at(three.requests(3)[0].client_port))
-    sent_again(service, three, 3, 2)
+    wait_until_sent(service, three, 3, 2)
     assert counts(service, three) == (1, 0)
     gates[0].open()
     view = three.ended()
@@ -97,14 +97,14 @@ def test_a_killed_forks_run_goes_back_at_once_and_its_crash_is_counted(service, 
     assert counts(service, three) == (0, 0)
 
 
-def test_a_document_that_kills_its_worker_three_times_costs_no_other_anything(service, ocr_worker):
+def test_a_document_that_kills_its_worker_three_times_costs_no_other(service, ocr_worker):
     ocr_worker()
     killer = Scan(service, 3, set_up=lambda s: service.ocr.hold(s.mark(2)))
     others = [Scan(service, 2) for _ in range(4)]
     done = lambda: service.view(killer.id).pages.done == 2  # noqa: E731
     service.programs.wait_until(done, "its other pages are stored")
     for crash in (1, 2, 3):
-        sent_again(service, killer, 2, crash)
+        wait_until_sent(service, killer, 2, crash)
         kill(service.programs.fork_at(killer.requests(2)[-1].client_port))
     view = killer.ended()
     assert (view.status, view.error.code, view.pages.ocr) == ("failed", "worker_crashed", 2)
@@ -115,17 +115,19 @@ def test_a_document_that_kills_its_worker_three_times_costs_no_other_anything(se
         assert counts(service, other) == (0, 0)
 
 
-def test_a_document_that_kills_its_prepare_worker_ends_as_well(service):
-    """Nothing it had done before each crash may pass for progress."""
+def test_a_document_that_kills_its_prepare_worker_fails(service):
+    """What it did before each crash does not count as progress."""
     lines = b"\n".join(b"%d 0 m %d 700 l S" % (x % 600, x * 7 % 600) for x in range(400_000))
     slow = service.add(pdf([lines]))
     stop = threading.Event()
 
     def kill_the_preparer():
-        held = "SELECT id FROM runs WHERE document_id = :id AND state = 'preparing' AND epoch > :n"
+        claimed = (
+            "SELECT id FROM runs WHERE document_id = :id AND state = 'preparing' AND epoch > :n"
+        )
         seen = 0
         while not stop.wait(0.02):
-            if service.rows(held, id=slow, n=seen):
+            if service.rows(claimed, id=slow, n=seen):
                 seen = service.run(slow).epoch
                 kill(fork_that_claimed(service.prepare, service.run(slow)))
 
@@ -142,7 +144,7 @@ def test_a_document_that_kills_its_prepare_worker_ends_as_well(service):
 
 
 def fork_that_claimed(worker, run):
-    """The fork that logged this claim."""
+    """Return the pid of the fork that logged this claim."""
     end = f"run {run.id} of scan.pdf, claim {run.epoch}\n"
     while True:
         lines = [line for line in worker.text.splitlines(keepends=True) if line.endswith(end)]
@@ -150,18 +152,18 @@ def fork_that_claimed(worker, run):
             return int(lines[-1].partition("[")[2].partition("]")[0])
 
 
-def test_a_message_that_comes_again_while_its_run_is_worked_on_does_nothing(service, ocr_worker):
+def test_a_message_delivered_twice_while_its_run_is_in_progress_does_nothing(service, ocr_worker):
     """The document takes longer than the broker's visibility timeout, twice over."""
     worker = ocr_worker()
     gates = []
     one = Scan(service, 1, set_up=lambda s: gates.append(service.ocr.hold(s.mark())))
-    assert gates[0].arrived.wait(30)
+    assert gates[0].arrived.wait(PATIENCE)
     task = service.run(one.id).lease_task
 
     def delivered():
         return worker.text.count(f"[{task}] received")
 
-    service.programs.wait_until(lambda: delivered() > 1, "the message comes again", seconds=60)
+    service.programs.wait_until(lambda: delivered() > 1, "the message is delivered again")
     gates[0].open()
     assert one.ended().status == "processed"
     assert len(one.requests()) == 1
@@ -177,14 +179,14 @@ def is_back():
     return True
 
 
-def test_postgres_may_restart_in_the_middle_of_a_document(service, ocr_worker):
+def test_a_restart_of_postgres_in_the_middle_of_a_document_costs_nothing(service, ocr_worker):
     ocr_worker()
     gates = []
     three = Scan(service, 3, set_up=lambda s: gates.append(service.ocr.hold(s.mark(2))))
-    assert gates[0].arrived.wait(30)
+    assert gates[0].arrived.wait(PATIENCE)
     [postgres] = [p for p in psutil.Process().children() if p.name() == "postgres"]
     postgres.send_signal(signal.SIGINT)
-    postgres.wait(30)
+    postgres.wait(PATIENCE)
     gates[0].open()
     service.programs.wait_until(is_back, "PostgreSQL is back")
     view = three.ended()
@@ -193,13 +195,17 @@ def test_postgres_may_restart_in_the_middle_of_a_document(service, ocr_worker):
     assert service.run(three.id).epoch == 2
 
 
-def test_a_stopped_worker_stores_what_is_in_flight_and_gives_the_rest_back(service, ocr_worker):
+def test_a_stopped_worker_stores_pages_in_flight_and_releases_the_run(service, ocr_worker):
     worker = ocr_worker()
     gate = fake.Gate()
     service.ocr.default = fake.Reply(gate=gate)
-    # Four are asked for and two are drawn ahead; two have not begun.
+    # Four are in flight and two are rendered ahead; two have not begun.
     eight = Scan(service, 8)
     service.programs.wait_until(lambda: service.ocr.alive() == 4, "four pages are in flight")
+    begun = "SELECT number FROM pages WHERE run_id = :id AND hand_epoch IS NOT NULL"
+    run_id = service.run(eight.id).id
+    six_begun = lambda: len(service.rows(begun, id=run_id)) == 6  # noqa: E731
+    service.programs.wait_until(six_begun, "two more pages are rendered ahead")
     family = worker.family()
     worker.signal(signal.SIGTERM)
     stopping = lambda: "Warm shutdown" in worker.text  # noqa: E731
@@ -216,11 +222,11 @@ def test_a_stopped_worker_stores_what_is_in_flight_and_gives_the_rest_back(servi
     assert [len(eight.requests(page)) for page in range(1, 9)] == [1] * 8
 
 
-def test_a_page_that_outlasts_the_soft_shutdown_is_let_go(service, ocr_worker):
+def test_a_page_that_outlasts_the_soft_shutdown_is_released(service, ocr_worker):
     worker = ocr_worker(**IMPATIENT)
     gates = []
     one = Scan(service, 1, set_up=lambda s: gates.append(service.ocr.hold(s.mark())))
-    assert gates[0].arrived.wait(30)
+    assert gates[0].arrived.wait(PATIENCE)
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     closed = lambda: one.requests()[0].outcome == "disconnected"  # noqa: E731
@@ -231,23 +237,23 @@ def test_a_page_that_outlasts_the_soft_shutdown_is_let_go(service, ocr_worker):
     assert one.ended().status == "processed"
 
 
-def test_a_deaf_worker_begins_anew_and_hears_again(service):
-    """It lives, it beats, and the broker's messages do not reach it."""
+def test_a_worker_that_receives_no_message_restarts_itself(service):
+    """It runs and sends heartbeats, but the broker's messages do not reach it."""
     from workers.celery_app import app
 
     before = service.prepare.text.count(" ready.")
     with app.connection_for_write() as connection:
         app.control.cancel_consumer("prepare", connection=connection)
     one = service.add(scan(new_number(), 1), ocr="off")
-    view = service.wait_for(one, seconds=90)
+    view = service.wait_for(one)
     assert view.status == "processed"
     assert "No task message for 3 s although runs are waiting" in service.prepare.text
     assert service.prepare.text.count(" ready.") == before + 1
     assert service.prepare.exit_code is None
 
 
-def test_forks_made_after_the_parent_used_the_database_share_nothing_with_it(service):
-    """Each fork that is replaced is born from a process with live connections."""
+def test_forks_share_no_connection_with_a_parent_that_used_the_database(service):
+    """The replacement of a fork is forked from a process with open connections."""
     old = set(service.prepare.forks())
     for pid in old:
         kill(pid)
@@ -262,7 +268,7 @@ def test_forks_made_after_the_parent_used_the_database_share_nothing_with_it(ser
         assert wake_ups.notify(Stage.PREPARE, "0" * 32, "spare")
     scans = [service.add(scan(new_number(), 1), ocr="off") for _ in range(20)]
     assert [service.wait_for(one).status for one in scans] == ["processed"] * 20
-    quiet = lambda: wake_ups.queue_length(Stage.PREPARE) == 0  # noqa: E731
-    service.programs.wait_until(quiet, "all doorbells are answered")
+    queue_empty = lambda: wake_ups.queue_length(Stage.PREPARE) == 0  # noqa: E731
+    service.programs.wait_until(queue_empty, "all messages are received")
     assert "PostgreSQL error" not in service.prepare.text[beginning:]
     assert "Traceback" not in service.prepare.text[beginning:]

@@ -1,4 +1,4 @@
-"""What forks tell each other of a server: its right number is kept while all use what they may."""
+"""What forks share about a server: the good number in flight is kept if all forks use it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def report(watch, *, in_flight=8, limit=8.0, is_settled=True, beside=BESIDE):
     return asyncio.run(watch.report(LimiterLoad(in_flight, limit, is_settled)))
 
 
-def test_forks_hear_of_each_other(watch):
+def test_forks_know_the_load_of_all_forks(watch):
     assert report(watch, limit=6.0) == Together(4, 24.0)
 
 
-def test_what_all_together_use_is_kept_once_the_search_has_settled(watch):
+def test_the_number_in_use_is_kept_when_the_search_has_settled(watch):
     for _ in range(3):
         report(watch, is_settled=False)
     assert fork_loads.good_in_flight(URL) is None
@@ -50,7 +50,7 @@ def test_what_all_together_use_is_kept_once_the_search_has_settled(watch):
     assert fork_loads.good_in_flight(URL) == 32.0
 
 
-def test_the_last_documents_do_not_lower_what_is_kept(watch):
+def test_the_last_documents_do_not_lower_the_kept_number(watch):
     for _ in range(3):
         report(watch)
     for fork in "ab":
@@ -63,10 +63,10 @@ def test_the_last_documents_do_not_lower_what_is_kept(watch):
     assert fork_loads.good_in_flight(URL) == 32.0
 
 
-def test_the_first_page_sent_is_told_at_once_and_who_is_beside_at_the_usual_pace(
+def test_the_first_page_is_reported_at_once_and_other_forks_are_read_at_the_usual_pace(
     watch, monkeypatch
 ):
-    """Told twice that a fork is gone its part is taken: twice must not be at one moment."""
+    """A fork missing in two reads loses its part, so two reads must not follow at once."""
     from workers import server_watch
 
     monkeypatch.setattr(server_watch, "_LOAD_NOTE_SECONDS", 5.0)

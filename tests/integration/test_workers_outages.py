@@ -1,9 +1,10 @@
-"""What a misbehaving OCR server does to documents: parked, retried, failed by name, never lost."""
+"""A failing OCR server: documents wait, are retried or fail with an error; none is lost."""
 
 import pytest
 
 from rag_service.jobs import fork_loads, server_state
 from tests.fakes import ocr_server as fake
+from tests.processes import PATIENCE
 from tests.service import Scan, open_service
 
 # One request, and one more after each wait of the quick schedule.
@@ -21,7 +22,7 @@ def running(stack, tmp_path_factory):
 
 @pytest.fixture
 def service(running):
-    """The service with a healthy server and no document at work."""
+    """The service with a healthy server and no document in progress."""
     running.ocr.reset()
     server_state.mark_answered(running.ocr.url)
     yield running
@@ -29,7 +30,7 @@ def service(running):
 
 
 def answered(service, *pages_of_replies):
-    """A one-page scan whose page meets these replies; its end."""
+    """Process a one-page scan whose page gets these replies."""
     one = Scan(service, 1, set_up=lambda s: service.ocr.script(s.mark(), *pages_of_replies))
     one.ended()
     return one
@@ -44,7 +45,7 @@ def test_a_scan_is_read_page_by_page(service):
         assert len(three.requests(number)) == 1
 
 
-def test_a_server_that_is_away_parks_its_documents_and_one_page_tries_it_again(service):
+def test_an_unreachable_server_parks_its_documents_and_one_page_tries_it_again(service):
     service.ocr.refuse()
     scans = [Scan(service, 3) for _ in range(4)]
     for one in scans:
@@ -59,18 +60,19 @@ def test_a_server_that_is_away_parks_its_documents_and_one_page_tries_it_again(s
     assert len(others) == 11
 
 
-def test_what_a_fork_has_open_is_known_while_it_reads_and_forgotten_with_the_document(service):
-    wait_until, told = service.programs.wait_until, lambda: fork_loads.in_flight(service.ocr.url)
+def test_the_load_of_a_fork_is_stored_while_it_reads_and_removed_with_the_document(service):
+    wait_until = service.programs.wait_until
+    in_flight = lambda: fork_loads.in_flight(service.ocr.url)  # noqa: E731
     service.ocr.default = fake.Reply(delay=1.0)
     one = Scan(service, 30)
-    wait_until(lambda: told() > 0, "what is open is told")
+    wait_until(lambda: in_flight() > 0, "the requests in flight are stored")
     service.ocr.default = fake.OK
     one.ended()
-    wait_until(lambda: service.rows("SELECT fork FROM fork_loads") == [], "nothing is open")
+    wait_until(lambda: service.rows("SELECT fork FROM fork_loads") == [], "the load is removed")
 
 
 @pytest.mark.parametrize("status", [401, 404])
-def test_a_wrong_key_or_model_is_said_and_waited_out(service, status):
+def test_a_wrong_key_or_model_is_reported_and_waited_out(service, status):
     service.ocr.default, service.ocr.models_status = fake.refusal(status), status
     one = Scan(service, 2)
     one.parked()
@@ -93,7 +95,7 @@ def test_a_server_that_loads_its_model_is_waited_for(service):
     assert one.ended().status == "processed"
 
 
-def test_a_healthy_probe_before_failing_pages_charges_nobody(service):
+def test_a_healthy_probe_before_failing_pages_charges_no_document(service):
     service.ocr.default = fake.gateway(502)
     one = Scan(service, 1)
     trials = lambda: len(one.requests()) >= 2 * BUDGET  # noqa: E731
@@ -103,7 +105,7 @@ def test_a_healthy_probe_before_failing_pages_charges_nobody(service):
     assert one.ended().status == "processed"
 
 
-def test_a_page_that_silences_the_server_costs_no_other_document_its_turn(service):
+def test_a_page_on_which_the_server_fails_does_not_hold_up_other_documents(service):
     killer = Scan(service, 1, set_up=lambda s: service.ocr.always(s.mark(), fake.gateway(502)))
     killer.parked()
     others = [Scan(service, 1) for _ in range(3)]
@@ -111,7 +113,7 @@ def test_a_page_that_silences_the_server_costs_no_other_document_its_turn(servic
     service.cancel(killer.id)
 
 
-def test_a_page_the_server_never_manages_fails_after_one_later_try(service):
+def test_a_page_that_the_server_never_reads_fails_after_one_later_try(service):
     def set_up(one):
         service.ocr.always(one.mark(1), fake.gateway(503))
         service.ocr.always(one.mark(3), fake.Reply(delay=0.3))
@@ -139,13 +141,13 @@ def test_an_answer_without_text_is_never_called_a_success(service):
     assert (view.status, view.pages.ocr, view.pages.failed) == ("failed", 0, 1)
 
 
-def test_a_connection_cut_in_the_middle_of_an_answer_is_asked_again(service):
+def test_a_request_whose_connection_is_cut_is_sent_again(service):
     one = answered(service, fake.CUT, fake.DROPPED, fake.busy("0"))
     assert service.view(one.id).status == "processed"
     assert len(one.requests()) == 4
 
 
-def test_a_refused_page_fails_at_once_by_name(service):
+def test_a_refused_page_fails_at_once_with_its_error(service):
     one = answered(service, fake.refusal(400, "This picture is of no use."))
     assert one.page().error.code == "ocr_rejected"
     assert "of no use" in one.page().error.message
@@ -190,7 +192,7 @@ def test_characters_that_no_database_takes_do_not_lose_the_page(service):
 def test_a_cancel_reaches_the_server(service):
     gates = []
     one = Scan(service, 1, set_up=lambda s: gates.append(service.ocr.hold(s.mark())))
-    assert gates[0].arrived.wait(30)
+    assert gates[0].arrived.wait(PATIENCE)
     assert service.cancel(one.id)
     gone = lambda: one.requests()[0].outcome == "disconnected"  # noqa: E731
     service.programs.wait_until(gone, "the request is closed")

@@ -1,4 +1,4 @@
-"""Worker processes as such: what they import, how many forks they have, what they refuse."""
+"""Worker processes: their imports, the number of forks, what they refuse."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ print(json.dumps({{
 
 @pytest.fixture(scope="module")
 def service(stack, tmp_path_factory):
-    """A worker of both stages, started by nothing but Celery's own command."""
+    """The service with a worker of both stages, started with Celery's own command."""
     folder = tmp_path_factory.mktemp("processes")
     with open_service(stack, folder, RAG_SERVICE_OCR_OUTAGE_LIMIT="1") as service:
         service.worker = service.programs.start_celery(
@@ -37,7 +37,7 @@ def service(stack, tmp_path_factory):
         yield service
 
 
-def test_what_forks_are_made_from_is_light_and_has_one_thread(service):
+def test_the_process_that_forks_has_no_heavy_imports_and_one_thread(service):
     found = subprocess.run(
         [sys.executable, "-c", LOOK], env=service.programs.env, capture_output=True, check=True
     )
@@ -45,7 +45,7 @@ def test_what_forks_are_made_from_is_light_and_has_one_thread(service):
     assert looked == {"heavy": [], "threads": ["MainThread"], "kernel_threads": 1}
 
 
-def test_a_bare_celery_worker_takes_the_configured_forks_whatever_the_cores(service):
+def test_a_plain_celery_worker_has_the_configured_number_of_forks(service):
     assert len(service.worker.forks()) == 3
     rows = service.rows("SELECT stage, forks FROM workers ORDER BY stage")
     assert [tuple(row) for row in rows] == [("ocr", 3), ("prepare", 3)]
@@ -58,14 +58,14 @@ def test_a_bare_celery_worker_takes_the_configured_forks_whatever_the_cores(serv
         ({"RAG_SERVICE_OCR_TRANSPORT": "runpod", "RUNPOD_ENDPOINT_ID": "ep"}, "RUNPOD_API_KEY"),
     ],
 )
-def test_a_worker_with_no_server_to_read_with_does_not_start(service, variables, missing):
-    """No page of any document could travel."""
+def test_a_worker_without_an_ocr_server_does_not_start(service, variables, missing):
+    """It could send no page of any document."""
     worker = service.programs.start_celery("-Q", "prepare,ocr", **variables)
     assert worker.wait() == 2
     assert f"({missing})" in worker.text
 
 
-def test_nothing_but_json_is_taken_from_the_broker(service):
+def test_only_json_is_accepted_from_the_broker(service):
     wake_ups._sender().send_task(
         wake_ups.TASK_NAMES[Stage.PREPARE],
         kwargs={"run_id": "0" * 32},
@@ -78,15 +78,15 @@ def test_nothing_but_json_is_taken_from_the_broker(service):
     assert view.status == "processed"
 
 
-def test_a_worker_without_maintenance_works_through_what_waits(service):
-    """One doorbell is enough: whoever ends a run rings for the next."""
+def test_a_worker_without_maintenance_processes_all_waiting_runs(service):
+    """One wake-up message is enough: the end of a run sends one for the next run."""
     ids = [service.add(scan(new_number(), 1)) for _ in range(5)]
     assert [service.wait_for(one).status for one in ids] == ["processed"] * 5
 
 
 @pytest.fixture
-def broker_away(monkeypatch):
-    """The broker cannot be reached from here, so no doorbell of ours rings."""
+def broker_unreachable(monkeypatch):
+    """This process cannot reach the broker, so it sends no wake-up message."""
     with monkeypatch.context() as patch:
         patch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
         get_settings.cache_clear()
@@ -96,10 +96,10 @@ def broker_away(monkeypatch):
     wake_ups._sender.cache_clear()
 
 
-def test_a_document_whose_doorbell_never_rang_is_found_and_a_long_outage_ends_by_name(
-    service, broker_away
+def test_maintenance_notifies_for_an_unannounced_run_and_fails_it_after_a_long_outage(
+    service, broker_unreachable
 ):
-    """Only maintenance can tell the worker; then the server stays away beyond ocr.outage_limit."""
+    """No message was sent for the run; the server is unreachable beyond ocr.outage_limit."""
     service.ocr.refuse()
     one = Scan(service, 1)
     service.programs.start_maintenance()

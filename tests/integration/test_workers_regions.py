@@ -1,4 +1,4 @@
-"""Real workers that read by regions: one layout server beside them, killed and brought back."""
+"""Real workers that read by regions, with one layout server that is killed and restarted."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def require_each_region_read_once(service, document_id):
 def test_a_scan_is_read_by_its_regions_with_one_layout_server_for_all_forks(service):
     service.ocr.default = fake.Reply(text="Some words of it.")
     worker = start(service)
-    ids = [service.add(numbered_scan(PAGES), "sheets.pdf")]
+    ids = [service.add(numbered_scan(PAGES), "pages.pdf")]
     for document_id in ids:
         assert service.wait_for(document_id).status == "processed"
     require_each_region_read_once(service, ids[0])
@@ -55,23 +55,23 @@ def test_a_scan_is_read_by_its_regions_with_one_layout_server_for_all_forks(serv
 def test_a_killed_layout_server_costs_no_page_and_no_second_request(service):
     service.ocr.default = fake.Reply(text="Some words of it.", delay=0.05)
     worker = start(service)
-    document_id = service.add(numbered_scan(PAGES), "sheets.pdf")
-    service.programs.wait_until(lambda: service.ocr.requests, "the first region is asked for")
+    document_id = service.add(numbered_scan(PAGES), "pages.pdf")
+    service.programs.wait_until(lambda: service.ocr.requests, "the first region is sent")
     (killed,) = layout_servers(worker)
     os.kill(killed.pid, signal.SIGKILL)
     assert service.wait_for(document_id).status == "processed"
     require_each_region_read_once(service, document_id)
-    (again,) = layout_servers(worker)
-    assert again.pid != killed.pid
+    (restarted,) = layout_servers(worker)
+    assert restarted.pid != killed.pid
 
 
 @pytest.mark.parametrize("flaw", [fake.EMPTY, fake.HALF, fake.LOOP])
-def test_by_itself_a_flawed_page_is_read_again_by_its_regions(stack, tmp_path, flaw):
+def test_in_auto_mode_a_flawed_page_is_read_again_by_its_regions(stack, tmp_path, flaw):
     with open_service(stack, tmp_path, RAG_SERVICE_OCR_LAYOUT="auto") as service:
         service.ocr.default = fake.Reply(text="Some words of it.")
         service.ocr.next(flaw)
         start(service, forks=1)
-        document_id = service.add(numbered_scan(1), "sheet.pdf")
+        document_id = service.add(numbered_scan(1), "page.pdf")
         view = service.wait_for(document_id)
         assert (view.status, view.warnings) == ("processed", [])
         assert len(service.ocr.requests) == 1 + BLOCKS

@@ -1,4 +1,4 @@
-"""The command line itself: its help, its errors, what it loads."""
+"""The command line: its help, its errors, its imports."""
 
 import os
 import subprocess
@@ -38,11 +38,11 @@ def all_errors(kind: type[errors.RagServiceError]) -> Iterator[type[errors.RagSe
         yield from all_errors(below)
 
 
-def test_the_commands_are_those_of_the_contract() -> None:
+def test_the_commands_are_the_documented_ones() -> None:
     assert set(get_command(app).commands) == COMMANDS
 
 
-def test_every_command_has_a_line_of_help_and_every_parameter_too() -> None:
+def test_every_command_and_every_parameter_has_help() -> None:
     for name, command in get_command(app).commands.items():
         summary = command.get_short_help_str(limit=200)
         assert summary, name
@@ -51,7 +51,7 @@ def test_every_command_has_a_line_of_help_and_every_parameter_too() -> None:
             assert getattr(parameter, "help", None), f"{name}: {parameter.name}"
 
 
-def test_importing_the_command_line_loads_nothing_heavy() -> None:
+def test_the_command_line_imports_no_heavy_package() -> None:
     code = "import sys, rag_service.cli.main; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -109,7 +109,7 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_bad_setting_is_one_sentence_and_status_2() -> None:
+def test_an_invalid_setting_is_one_sentence_and_status_2() -> None:
     done = run("status", OCR_MAX_TOKENS="many")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -118,7 +118,7 @@ def test_a_bad_setting_is_one_sentence_and_status_2() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_service_that_is_away_is_status_3_with_the_way_out() -> None:
+def test_an_unreachable_service_is_status_3_with_advice() -> None:
     done = run("status", RAG_SERVICE_URL="http://127.0.0.1:9")
     assert done.returncode == 3
     assert "rag-service up" in done.stderr
@@ -129,7 +129,7 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in run("--debug", "status", RAG_SERVICE_URL="http://127.0.0.1:9").stderr
 
 
-def test_a_misnamed_variable_is_warned_about_with_the_right_name() -> None:
+def test_an_unknown_variable_gets_a_warning_with_a_suggestion() -> None:
     done = run("status", OCR_MAX_TOKEN="5", RAG_SERVICE_URL="http://127.0.0.1:9")
     assert "OCR_MAX_TOKEN is not a setting" in done.stderr
     assert "Did you mean OCR_MAX_TOKENS?" in done.stderr
@@ -140,7 +140,7 @@ def test_wrong_usage_is_status_2(command: tuple[str, ...]) -> None:
     assert run(*command).returncode == 2
 
 
-def test_delete_asks_before_it_acts() -> None:
+def test_delete_without_a_terminal_needs_yes() -> None:
     done = run("delete", "0" * 32, RAG_SERVICE_URL="http://127.0.0.1:9")
     assert done.returncode == 2
     assert "--yes" in done.stderr
@@ -152,15 +152,15 @@ def test_flower_beyond_loopback_needs_credentials() -> None:
     assert "RAG_SERVICE_FLOWER_BASIC_AUTH" in done.stderr
 
 
-def test_output_that_nobody_reads_is_no_error() -> None:
+def test_a_closed_stdout_is_not_an_error() -> None:
     program = subprocess.Popen(
         [sys.executable, "-m", "rag_service.cli.main", "settings"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert program.stdout is not None
     program.stdout.close()
-    _, complaint = program.communicate()
-    assert complaint == ""
+    _, error_output = program.communicate()
+    assert error_output == ""
 
 
 WRONG_SETTINGS = [
@@ -201,7 +201,7 @@ WITHOUT_RUNPOD = [
         ),
     ],
 )
-def test_no_service_starts_with_a_setting_that_would_spoil_it(
+def test_no_service_starts_with_a_wrong_setting(
     tmp_path: Path, command: tuple[str, ...], wrong: tuple[dict[str, str], str, int]
 ) -> None:
     variables, key, status = wrong
@@ -210,19 +210,19 @@ def test_no_service_starts_with_a_setting_that_would_spoil_it(
     assert "Traceback" not in done.stderr
     assert "is up" not in done.stderr
     assert "Starting" not in done.stderr
-    assert not (tmp_path / "logs" / "postgres.log").exists(), "nothing was started for it"
+    assert not (tmp_path / "logs" / "postgres.log").exists(), "no server was started"
 
 
 def test_a_run_that_sends_no_page_needs_no_endpoint(tmp_path: Path) -> None:
-    """It ends by what it was given, not by what it would not have used."""
+    """It fails for its argument, not for a setting that it would not use."""
     done = run("run", "--ocr", "off", "--parser", "nix", __file__, **RUNPOD)
     assert (done.returncode, "nix" in done.stderr) == (2, True)
     assert "RUNPOD" not in done.stderr
 
 
 @pytest.mark.parametrize("command", [("up",), ("serve",), ("worker", "ocr"), ("status",)])
-def test_no_log_level_hides_a_misnamed_variable(command: tuple[str, ...]) -> None:
-    # The wrong parser ends those that would stay.
+def test_no_log_level_hides_the_warning_of_an_unknown_variable(command: tuple[str, ...]) -> None:
+    # The wrong parser ends the commands that would keep running.
     done = run(
         *command, RAG_SERVICE_LOG_LEVEL="ERROR", RAG_SERVICE_PARSR_DEFAULT="x",
         RAG_SERVICE_PARSER_DEFAULT="nix", RAG_SERVICE_URL="http://127.0.0.1:9",

@@ -1,4 +1,4 @@
-"""The children's log files on the terminal of `up`."""
+"""The log files of children as `up` shows them."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from rag_service.cli.log_follower import LogFollower
 
 
-def test_what_is_appended_is_shown_under_the_name(
+def test_appended_lines_are_shown_with_the_programs_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "ocr.log"
@@ -25,7 +25,9 @@ def test_what_is_appended_is_shown_under_the_name(
     ]
 
 
-def test_a_rotated_file_loses_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_line_of_a_rotated_file_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "ocr.log"
     log.touch()
     with LogFollower(tmp_path, ["ocr"]):

@@ -1,4 +1,4 @@
-"""What `run` and `up` start, and the environment that they give."""
+"""The programs that `run` and `up` start, and their environment."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_embedded_ocr_server_brings_its_own_numbers() -> None:
+def test_the_embedded_ocr_server_has_its_own_limits() -> None:
     settings = load_settings()
     environment = embedded_ocr_environment(settings, "127.0.0.1", 5002)
     assert environment["GLMOCR_BASE_URL"] == "http://127.0.0.1:5002"
@@ -29,7 +29,7 @@ def test_the_embedded_ocr_server_brings_its_own_numbers() -> None:
     assert environment["GLMOCR_PIPELINE_MAX_WORKERS"] == str(settings.embedded.pages_in_flight)
 
 
-def test_numbers_that_the_user_chose_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_limits_that_the_user_set_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("ocr:\n  worker_concurrency: 8\n")
     monkeypatch.setenv(CONFIG_VARIABLE, str(own))
@@ -39,14 +39,14 @@ def test_numbers_that_the_user_chose_stay(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "GLMOCR_PIPELINE_MAX_WORKERS" not in environment
 
 
-def test_an_empty_variable_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCR_WORKER_CONCURRENCY", "")
     assert not is_chosen("ocr.worker_concurrency")
     monkeypatch.setenv("OCR_WORKER_CONCURRENCY", "8")
     assert is_chosen("ocr.worker_concurrency")
 
 
-def test_children_do_not_get_the_variables_that_were_warned_about() -> None:
+def test_children_do_not_get_unknown_variables() -> None:
     given = {
         "GLMOCR_TYPO": "1",
         "OCR_MAX_TOKENS": "5",
@@ -64,7 +64,7 @@ def test_programs_stop_in_the_order_api_workers_maintenance_ocr_server(tmp_path:
     assert [program.name for program in plan.prepare_only()] == ["maintenance", "prepare"]
 
 
-def test_workers_get_their_time_to_drain(tmp_path: Path) -> None:
+def test_workers_get_the_drain_time_to_stop(tmp_path: Path) -> None:
     plan = StartPlan(load_settings(), tmp_path, drain_seconds=60)
     for program in plan.workers():
         assert program.name == "maintenance" or program.stop_seconds > 60

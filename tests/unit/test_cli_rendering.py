@@ -20,7 +20,7 @@ def test_markdown_marks_document_and_pages() -> None:
     )
 
 
-def test_a_page_without_text_says_why() -> None:
+def test_a_page_without_text_shows_the_reason() -> None:
     error = ErrorView(code="page_timeout", message="", retryable=False)
     failed = page_view(3, "", status=PageState.FAILED, error=error)
     blank = page_view(4, "", status=PageState.BLANK)
@@ -38,18 +38,18 @@ def test_no_filename_ends_its_comment(filename: str) -> None:
 
 def test_json_is_one_line_with_document_and_pages() -> None:
     [line] = "".join(document(view(), [page_view(1), page_view(2)], Format.JSON)).splitlines()
-    told = json.loads(line)
-    assert told["document"]["status"] == RunState.PROCESSED
-    assert [one["number"] for one in told["pages"]] == [1, 2]
+    found = json.loads(line)
+    assert found["document"]["status"] == RunState.PROCESSED
+    assert [one["number"] for one in found["pages"]] == [1, 2]
 
 
-def test_plain_text_has_no_marks() -> None:
+def test_plain_text_has_no_markup() -> None:
     table = "| a | b |\n|---|:-:|\n| 1 | x \\| y |\n"
     markdown = f"## Title\n\nSome **strong** words, 2 \\* 3.\n\n{table}"
     assert plain_text(markdown) == "Title\n\nSome strong words, 2 * 3.\n\na\tb\n1\tx | y\n"
 
 
-def test_plain_text_keeps_what_only_looks_like_marks() -> None:
+def test_plain_text_keeps_text_that_only_looks_like_markup() -> None:
     for text in ("#1 in sales", "a ** b ** c", "5 | 6", "---"):
         assert plain_text(text) == text
 

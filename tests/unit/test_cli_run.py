@@ -1,4 +1,4 @@
-"""What `run` prints of its files: each has its row, whatever else it was called with."""
+"""The table of `run`: each file has a row."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from rag_service.knowledgebase.views import PageCounts
 from tests.views import view
 
 
-def test_equal_names_are_told_apart_and_a_file_is_taken_once() -> None:
+def test_files_with_equal_names_get_different_labels_and_a_file_is_taken_once() -> None:
     files = [Path("a/x.pdf"), Path("b/x.pdf"), Path("b/y.pdf"), Path("a/x.pdf")]
     assert [label for _, label in labelled(files)] == ["a/x.pdf", "b/x.pdf", "y.pdf"]
 
@@ -21,7 +21,7 @@ def rows(sent: list[_Input], capsys: pytest.CaptureFixture[str]) -> list[dict[st
     return [dict(zip(head, line, strict=True)) for line in lines]
 
 
-def test_files_of_equal_bytes_have_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_with_equal_bytes_have_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
     one, two = (_Input(Path(name), name, id="d", view=view()) for name in ("x.pdf", "same.pdf"))
     assert [(row["file"], row["id"]) for row in rows([one, two], capsys)] == [
         ("x.pdf", "d"), ("same.pdf", "d"),
@@ -40,7 +40,7 @@ def test_the_pages_of_a_row_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert (refused["status"], refused["failed"]) == ("refused", "")
 
 
-def test_kinds_of_pages_that_nobody_has_take_no_room(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rare_page_states_have_a_column_only_if_needed(capsys: pytest.CaptureFixture[str]) -> None:
     pages = PageCounts(total=3, done=3, native=2, truncated=1)
     [row] = rows([_Input(Path("a.pdf"), "a.pdf", id="d", view=view(pages=pages))], capsys)
     assert set(row) >= {"native", "ocr", "blank", "truncated"}

@@ -1,4 +1,4 @@
-"""Following documents until they have ended."""
+"""Following documents until they are finished."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def look(document_id: str, status: RunState, done: int = 0) -> DocumentView:
 
 
 class Script:
-    """Answers each document with what is written for it, the last answer for ever."""
+    """Returns scripted answers for each document, the last one again and again."""
 
     def __init__(self, **answers: list[DocumentView | Exception]) -> None:
         self._answers = answers
@@ -52,26 +52,26 @@ def test_each_document_is_followed_to_its_end(capsys: pytest.CaptureFixture[str]
     ]  # fmt: skip
 
 
-def test_a_document_that_is_deleted_meanwhile_is_not_waited_for() -> None:
+def test_a_deleted_document_is_no_longer_followed() -> None:
     assert follow(["a"], Script(a=[look("a", RunState.OCR), NotFound()]), interval=0) == {}
 
 
-def test_parked_documents_at_the_head_do_not_hide_the_others() -> None:
+def test_parked_documents_do_not_keep_others_from_being_polled() -> None:
     parked = {f"p{n}": [look(f"p{n}", RunState.READY)] for n in range(60)}
     script = Script(**parked, last=[look("last", RunState.PROCESSED)])
 
-    class Seen(Exception):
+    class Polled(Exception):
         pass
 
     def check() -> None:
         if script.asked["last"]:
-            raise Seen
+            raise Polled
 
-    with pytest.raises(Seen):
+    with pytest.raises(Polled):
         follow([*parked, "last"], script, interval=0, check=check)
 
 
-def test_a_service_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_continues_when_the_service_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("rag_service.cli.progress.time.sleep", waits.append)
     script = Script(a=[ServiceUnreachable(), ServiceUnreachable(), look("a", RunState.PROCESSED)])
@@ -79,7 +79,7 @@ def test_a_service_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch
     assert len(waits) == 2
 
 
-def test_a_service_that_stays_away_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_fails_when_the_service_stays_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = _clock()
     monkeypatch.setattr("rag_service.cli.progress.time.sleep", lambda _: None)
     monkeypatch.setattr("rag_service.cli.progress.time.monotonic", lambda: next(clock))

@@ -1,4 +1,4 @@
-"""How a document's state is put into words."""
+"""Texts for the state of a document."""
 
 import pytest
 
@@ -18,20 +18,20 @@ def test_a_newest_run_that_differs_is_named() -> None:
     assert status_text.state(view(latest_run=run)) == "processed (newest run: failed)"
 
 
-def test_an_incomplete_document_says_so() -> None:
+def test_an_incomplete_document_is_marked() -> None:
     assert status_text.state(view(RunState.FAILED, incomplete=True)) == "failed (incomplete)"
 
 
 @pytest.mark.parametrize("reason", list(WaitingFor))
-def test_every_reason_to_wait_has_words_and_its_place(reason: WaitingFor) -> None:
-    said = status_text.waiting(view(RunState.QUEUED, waiting_for=reason, queue_position=7))
-    assert said.endswith(", place 7")
-    assert len(said) > len(", place 7")
+def test_every_reason_to_wait_has_a_text_and_the_place(reason: WaitingFor) -> None:
+    text = status_text.waiting(view(RunState.QUEUED, waiting_for=reason, queue_position=7))
+    assert text.endswith(", place 7")
+    assert len(text) > len(", place 7")
 
 
 def test_progress_counts_pages_and_the_time_left() -> None:
-    said = status_text.progress(view(RunState.OCR, eta_seconds=65))
-    assert said == "ocr, page 3 of 4, 1 min 05 s left"
+    text = status_text.progress(view(RunState.OCR, eta_seconds=65))
+    assert text == "ocr, page 3 of 4, 1 min 05 s left"
 
 
 def test_progress_of_a_failed_run_gives_its_error() -> None:
@@ -63,23 +63,23 @@ def test_documents_are_counted_by_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(None, ""), (4.24, "4.2 s"), (60, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
 )
-def test_durations(seconds: float | None, said: str) -> None:
-    assert status_text.duration(seconds) == said
+def test_durations(seconds: float | None, text: str) -> None:
+    assert status_text.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("numbers", "said"),
+    ("numbers", "text"),
     [([], ""), ([3], "3"), ([1, 2], "1-2"), ([9, 1, 3, 2], "1-3, 9"), ([1, 3, 5], "1, 3, 5")],
 )
-def test_pages_in_a_row_are_a_range(numbers: list[int], said: str) -> None:
-    assert status_text.page_ranges(numbers) == said
+def test_consecutive_pages_are_a_range(numbers: list[int], text: str) -> None:
+    assert status_text.page_ranges(numbers) == text
 
 
 @pytest.mark.parametrize(
-    ("counts", "said"),
+    ("counts", "text"),
     [
         (PageCounts(), ""),
         (PageCounts(total=40, done=8, ocr=8), "8/40"),
@@ -87,5 +87,5 @@ def test_pages_in_a_row_are_a_range(numbers: list[int], said: str) -> None:
         (PageCounts(total=4, done=3, ocr=1, no_text=1, failed=1), "2/4, 1 failed"),
     ],
 )
-def test_failed_pages_are_not_counted_as_read(counts: PageCounts, said: str) -> None:
-    assert status_text.pages(counts) == said
+def test_failed_pages_are_not_counted_as_read(counts: PageCounts, text: str) -> None:
+    assert status_text.pages(counts) == text
