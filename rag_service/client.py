@@ -16,12 +16,12 @@ from pydantic import BaseModel, ValidationError
 from rag_service.config.hosts import is_loopback
 from rag_service.config.options import Settings
 from rag_service.errors import (
+    OUTAGES,
     BacklogFull,
     ConfigurationError,
     PageError,
     RagServiceError,
     ServiceUnreachable,
-    StorageUnavailable,
     Unauthorized,
 )
 from rag_service.knowledgebase.views import (
@@ -118,7 +118,7 @@ class Client:
         self._http.close()
 
     def require_answer(self) -> None:
-        """Raise ServiceUnreachable or Unauthorized before a long piece of work begins."""
+        """Raise ServiceUnreachable, Unauthorized or Forbidden before a long piece of work."""
         self._ask("GET", "/documents", params={"limit": "1"})
 
     def send(
@@ -140,7 +140,7 @@ class Client:
             except _Backlog as full:
                 on_backlog(full.seconds)
                 wait: float | None = full.seconds
-            except (ServiceUnreachable, StorageUnavailable):
+            except OUTAGES:
                 wait = next(waits, None)
                 if wait is None:
                     raise
@@ -250,8 +250,6 @@ def _error(answer: httpx.Response) -> RagServiceError:
         full = _Backlog(detail)
         full.seconds = _retry_after(answer)
         return full
-    if answer.status_code == HTTPStatus.FORBIDDEN:
-        return Unauthorized(detail)
     return error_classes().get(code, RagServiceError)(detail)
 
 

@@ -1,4 +1,4 @@
-"""The error tree: one class per cause, with its code, whether a redo may help, and a sentence.
+"""The error tree: one class per cause, with its code and its default message.
 
 Everything raised on purpose derives from RagServiceError:
 
@@ -6,17 +6,19 @@ RagServiceError
 ├── DocumentError          the document ends `failed` with this code
 │   ├── UnsupportedType, EmptyFile, CorruptPdf, EmptyPdf, EncryptedPdf, WrongPassword
 │   ├── TooLarge, TooManyPages, DocumentTimeout, WorkerCrashed, SourceMissing
-│   └── PagesFailed, Cancelled, StorageUnavailable, OcrUnavailable, Internal
+│   ├── StorageUnavailable, DatabaseUnavailable, OcrUnavailable
+│   └── PagesFailed, Cancelled, Internal
 ├── PageError              one page ends `failed` with this code
-│   ├── PageTooLarge, PageTimeout, PageUnrenderable
-│   ├── LayoutUnavailable, OcrRejected, OcrEmpty, OcrRepetition, PayloadTooLarge
+│   ├── PageTooLarge, PageTimeout, PageUnrenderable, PayloadTooLarge
+│   ├── LayoutUnavailable, OcrFailed, OcrRejected, OcrEmpty, OcrRepetition
 │   └── RemoteJobFailed, …TimedOut, …Expired, …Cancelled, RemoteResultMissing
-├── RequestError           HTTP only: no row is made or changed
-│   └── Unauthorized, NotFound, InvalidOptions, OptionsDiffer, AlreadyActive, BacklogFull
-├── FlowSignal             a worker lets go of a run; nobody's fault, no code of its own
+├── RequestError           HTTP only: no row is added or changed
+│   ├── Unauthorized, Forbidden, NotFound, MethodNotAllowed
+│   └── InvalidOptions, OptionsDiffer, AlreadyActive, BacklogFull
+├── FlowSignal             a worker releases its run; the document is not charged; has no code
 │   └── LeaseLost, OcrOutage ── OcrMisconfigured, Draining
 ├── ConfigurationError     the start-up stops and names the key
-├── ServiceUnreachable     a command cannot reach what it needs
+├── ServiceUnreachable     a command cannot reach a service that it needs
 └── Unreadable             a command was given a file that it cannot read
 """
 
@@ -28,13 +30,14 @@ from typing import Any, ClassVar
 
 
 class RagServiceError(Exception):
-    """Something went wrong in rag_service."""
+    """The base of all our errors. `retryable`: the same request or a reprocess may succeed."""
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
+    default_message: ClassVar[str] = "Something went wrong in rag_service."
 
     def __init__(self, message: str | None = None, *, page: int | None = None) -> None:
-        self.message = message or (type(self).__doc__ or "").strip().splitlines()[0]
+        self.message = message or self.default_message
         self.page = page
         super().__init__(self.message)
 
@@ -47,293 +50,290 @@ def _rebuild(cls: type[RagServiceError], message: str, page: int | None) -> RagS
 
 
 class DocumentError(RagServiceError):
-    """The document could not be processed."""
+    default_message = "The document could not be processed."
 
 
 class UnsupportedType(DocumentError):
-    """This is not a PDF, PNG, JPEG, TIFF or WebP file."""
-
     code = "unsupported_type"
+    default_message = "The file is not a PDF, PNG, JPEG, TIFF or WebP file."
 
 
 class EmptyFile(DocumentError):
-    """The file has no bytes."""
-
     code = "empty_file"
+    default_message = "The file has no bytes."
 
 
 class CorruptPdf(DocumentError):
-    """The file is damaged and cannot be opened, not even after repair."""
-
     code = "corrupt_pdf"
+    default_message = "The file is damaged and cannot be opened, not even after repair."
 
 
 class EmptyPdf(DocumentError):
-    """The file opens but has no pages."""
-
     code = "empty_pdf"
+    default_message = "The file opens but has no pages."
 
 
 class EncryptedPdf(DocumentError):
-    """The PDF asks for a password. Redo it with --password-file."""
-
     code = "encrypted_pdf"
+    default_message = "The PDF needs a password. Reprocess it with --password-file."
 
 
 class WrongPassword(DocumentError):
-    """The password does not open this PDF."""
-
     code = "wrong_password"
+    default_message = "The password does not open this PDF."
 
 
 class TooLarge(DocumentError):
-    """The file is larger than limits.max_bytes."""
-
     code = "too_large"
+    default_message = "The file is larger than limits.max_bytes."
 
 
 class TooManyPages(DocumentError):
-    """The document has more pages than limits.max_pages."""
-
     code = "too_many_pages"
+    default_message = "The document has more pages than limits.max_pages."
 
 
 class DocumentTimeout(DocumentError):
-    """The document used up its time: document_timeout.base + per_page x pages."""
-
     code = "document_timeout"
+    default_message = "The document used up its time: document_timeout.base + per_page x pages."
 
 
 class WorkerCrashed(DocumentError):
-    """Workers died on this document as often as allowed; redo it by its ID only."""
-
     code = "worker_crashed"
+    default_message = (
+        "Worker processes died on this document as often as the limit allows; "
+        "reprocess it by its ID only."
+    )
 
 
 class SourceMissing(DocumentError):
-    """The stored bytes of this document are gone."""
-
     code = "source_missing"
+    default_message = "The stored bytes of this document are missing."
 
 
 class StorageUnavailable(DocumentError):
-    """The store of document bytes cannot be reached."""
-
     code = "storage_unavailable"
     retryable = True
+    default_message = "The document store cannot be reached."
+
+
+class DatabaseUnavailable(DocumentError):
+    code = "database_unavailable"
+    retryable = True
+    default_message = "PostgreSQL cannot be reached."
 
 
 class OcrUnavailable(DocumentError):
-    """No page was answered by the OCR server for ocr.outage_limit."""
-
     code = "ocr_unavailable"
     retryable = True
+    default_message = "The OCR server answered no page for ocr.outage_limit."
 
 
 class PagesFailed(DocumentError):
-    """Some pages could not be read."""
-
     code = "pages_failed"
+    default_message = "Some pages could not be read."
 
 
 class Cancelled(DocumentError):
-    """Cancelled on request."""
-
     code = "cancelled"
+    default_message = "Cancelled on request."
 
 
 class Internal(DocumentError):
-    """An error of ours; the log has the details."""
-
     code = "internal"
+    default_message = "Internal error; the log has the details."
 
 
 class PageError(RagServiceError):
-    """The page could not be read."""
+    default_message = "The page could not be read."
 
 
 class PageTooLarge(PageError):
-    """The page is so large that the pixel cap would leave less than 50 DPI."""
-
     code = "page_too_large"
+    default_message = "The page is so large that the pixel cap would leave less than 50 DPI."
 
 
 class PageTimeout(PageError):
-    """The page took longer than pdf.page_time_limit to render or extract."""
-
     code = "page_timeout"
+    default_message = "The page took longer than pdf.page_time_limit to render or extract."
 
 
 class PageUnrenderable(PageError):
-    """The page cannot be rendered."""
-
     code = "page_unrenderable"
+    default_message = "The page cannot be rendered."
 
 
 class LayoutUnavailable(PageError):
-    """The layout server did not answer."""
-
     code = "layout_unavailable"
     retryable = True
+    default_message = "The layout server did not answer."
+
+
+class OcrFailed(PageError):
+    code = "ocr_failed"
+    retryable = True
+    default_message = "The OCR server failed on the page, or did not answer, in all of its tries."
 
 
 class OcrRejected(PageError):
-    """The OCR server refused the page."""
-
     code = "ocr_rejected"
+    default_message = "The OCR server refused the page."
 
 
 class OcrEmpty(PageError):
-    """The page has ink, but the OCR server returned no usable text."""
-
     code = "ocr_empty"
+    default_message = "The page has ink, but the OCR server returned no usable text."
 
 
 class OcrRepetition(PageError):
-    """The OCR server returned nothing but a loop, twice."""
-
     code = "ocr_repetition"
+    default_message = "The OCR server returned only repeated text, twice."
 
 
 class PayloadTooLarge(PageError):
-    """The page is too large for a job, even shrunk to 100 DPI."""
-
     code = "payload_too_large"
+    default_message = "The page is too large for a job, even at 100 DPI."
 
 
 class RemoteJobFailed(PageError):
-    """The job that held the page failed on the remote service."""
-
     code = "remote_job_failed"
     retryable = True
+    default_message = "The page's job failed on the remote service."
 
 
 class RemoteJobTimedOut(PageError):
-    """The job that held the page did not end in its time."""
-
     code = "remote_job_timed_out"
     retryable = True
+    default_message = "The page's job did not end in time."
 
 
 class RemoteJobExpired(PageError):
-    """The job that held the page was dropped by the remote service before its result was taken."""
-
     code = "remote_job_expired"
     retryable = True
+    default_message = "The remote service dropped the page's job before its result was fetched."
 
 
 class RemoteJobCancelled(PageError):
-    """The job that held the page was cancelled on the remote service by somebody else."""
-
     code = "remote_job_cancelled"
     retryable = True
+    default_message = "The page's job was cancelled on the remote service, not by this service."
 
 
 class RemoteResultMissing(PageError):
-    """The job ended without the page's result."""
-
     code = "remote_result_missing"
     retryable = True
+    default_message = "The page's job ended without a result for the page."
 
 
 class RequestError(RagServiceError):
-    """The request cannot be carried out."""
+    default_message = "The request cannot be carried out."
 
 
 class Unauthorized(RequestError):
-    """A valid key is needed: Authorization: Bearer <RAG_SERVICE_API_KEY>."""
-
     code = "unauthorized"
+    default_message = "A valid key is needed: Authorization: Bearer <RAG_SERVICE_API_KEY>."
+
+
+class Forbidden(RequestError):
+    code = "forbidden"
+    default_message = "Without RAG_SERVICE_API_KEY only programs on this machine may ask."
 
 
 class NotFound(RequestError):
-    """There is no such document."""
-
     code = "not_found"
+    default_message = "No such document."
+
+
+class MethodNotAllowed(RequestError):
+    code = "method_not_allowed"
+    default_message = "This address does not take this HTTP method."
 
 
 class InvalidOptions(RequestError):
-    """The options are not valid."""
-
     code = "invalid_options"
+    default_message = "The options are not valid."
 
 
 class OptionsDiffer(RequestError):
-    """This file is already here with other options; use reprocess to change them."""
-
     code = "options_differ"
+    default_message = "This file was added before with other options; reprocess it to change them."
 
 
 class AlreadyActive(RequestError):
-    """This document is being worked on already."""
-
     code = "already_active"
+    default_message = "This document has an active run."
 
 
 class BacklogFull(RequestError):
-    """Too many documents wait already; try again later."""
-
     code = "backlog_full"
     retryable = True
+    default_message = "Too many documents are waiting; try again later."
 
 
 class FlowSignal(RagServiceError):
-    """A worker lets go of its run without blame."""
+    default_message = "The worker releases its run without a charge."
 
 
 class LeaseLost(FlowSignal):
-    """The run is no longer ours: its lease ran out or it was cancelled."""
+    default_message = "The run's lease was lost: it expired, or the run was cancelled."
 
 
 class OcrOutage(FlowSignal):
-    """The OCR server does not answer; the run is parked until it does."""
+    default_message = "The OCR server does not answer; the run is parked until it does."
 
 
 class OcrMisconfigured(OcrOutage):
-    """The OCR server refuses our key or does not know the model; runs wait as in an outage."""
+    default_message = (
+        "The OCR server refuses the key or does not know the model; the run is parked."
+    )
 
 
 class Draining(FlowSignal):
-    """The worker is shutting down; the run goes back to the queue."""
+    default_message = "The worker is shutting down; the run goes back to the queue."
 
 
 class ConfigurationError(RagServiceError):
-    """The configuration is not valid."""
-
     code = "configuration"
+    default_message = "The configuration is not valid."
 
 
 class ServiceUnreachable(RagServiceError):
-    """A service that this command needs cannot be reached."""
-
     code = "unreachable"
     retryable = True
+    default_message = "A service that this command needs cannot be reached."
 
 
 class Unreadable(RagServiceError):
-    """The file cannot be read."""
-
     code = "unreadable"
+    default_message = "The file cannot be read."
+
+
+# Outages of what a command needs: exit status 3, and an upload is tried again.
+OUTAGES = (ServiceUnreachable, StorageUnavailable, DatabaseUnavailable)
 
 
 def outcome_codes() -> frozenset[str]:
-    """The codes that documents and pages end with: a closed list."""
-    return frozenset(kind.code for base in (DocumentError, PageError) for kind in _tree(base))
+    """Return the codes that a document or a page can end with."""
+    return frozenset(
+        cls.code for base in (DocumentError, PageError) for cls in _with_subclasses(base)
+    )
 
 
-def _tree(kind: type[RagServiceError]) -> Iterator[type[RagServiceError]]:
-    yield kind
-    for below in kind.__subclasses__():
-        yield from _tree(below)
+def _with_subclasses(cls: type[RagServiceError]) -> Iterator[type[RagServiceError]]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _with_subclasses(subclass)
 
 
 def require_outcome_code(code: str) -> str:
-    """The code itself; InvalidOptions, with those that may have been meant, for an unknown one."""
+    """Return the code. Raises InvalidOptions, with similar codes, if there is no such code."""
     codes = outcome_codes()
     if code in codes:
         return code
-    near = difflib.get_close_matches(code, sorted(codes), n=3)
+    similar = difflib.get_close_matches(code, sorted(codes), n=3)
     hint = (
-        f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(sorted(codes))}."
+        f"Did you mean {' or '.join(similar)}?"
+        if similar
+        else f"Valid codes: {', '.join(sorted(codes))}."
     )
-    raise InvalidOptions(f"error: there is no code {code!r}. {hint}")
+    raise InvalidOptions(f"error: unknown code {code!r}. {hint}")

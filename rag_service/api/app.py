@@ -37,9 +37,12 @@ log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 30
 _DESCRIPTION = (
-    "Turns PDFs and scans into pages of text. Send a document, follow it, read it. "
-    "Errors are problem details (RFC 9457) whose `code` is stable. Where a key is set, every "
-    "request carries it: `Authorization: Bearer KEY`."
+    "Turns PDFs and scans into pages of text: add a document, follow its progress, read its "
+    "pages. If a key is set, every request needs it: `Authorization: Bearer KEY`; without it the "
+    "answer is 401 `unauthorized`. If no key is set, only programs on this machine may ask; "
+    "others get 403 `forbidden`. Errors are problem details (RFC 9457) with a stable `code`. A "
+    "path without a route is 404 `not_found`; a method that a path does not take is 405 "
+    "`method_not_allowed`, with the methods that it takes in `Allow`."
 )
 _PARTS = (
     document_routes, event_stream, page_routes, remote_job_routes, reprocess_routes,
@@ -66,7 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     for part in _PARTS:
         app.include_router(part.router)
-    problems.install(app)
+    problems.install(app, (route for part in _PARTS for route in part.router.routes))
     # The last one added sees a request first.
     app.add_middleware(auth.Gate, api=settings.api)
     app.add_middleware(problems.CatchAll)

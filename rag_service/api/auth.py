@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rag_service.api import problems
 from rag_service.config.hosts import is_loopback
 from rag_service.config.options import ApiOptions
-from rag_service.errors import ConfigurationError, Unauthorized
+from rag_service.errors import ConfigurationError, Forbidden, Unauthorized
 
 OPEN_PATHS = frozenset({"/health/live"})
 # Its token is its key.
@@ -58,7 +58,7 @@ class Gate:
             return self._refuse_strangers(headers, hosts)
         if path in OPEN_PATHS or path.startswith(WEBHOOKS) or self._carries_key(headers):
             return None
-        return problems.answer_error(Unauthorized())
+        return problems.error_response(Unauthorized())
 
     def _carries_key(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -68,11 +68,15 @@ class Gate:
     def _refuse_strangers(self, headers: Headers, hosts: frozenset[str]) -> Response | None:
         host = headers.get("host", "").lower()
         if host not in hosts:
-            return problems.forbidden(f"The Host {host!r} is not one of this service's own names")
+            return _forbidden(f"The Host {host!r} is not a name of this service.")
         origin = headers.get("origin")
         if origin is not None and origin.lower().removeprefix("http://") not in self._hosts:
-            return problems.forbidden(f"Pages of the origin {origin!r} may not use this service")
+            return _forbidden(f"Pages of the origin {origin!r} may not use this service.")
         return None
+
+
+def _forbidden(reason: str) -> Response:
+    return problems.error_response(Forbidden(f"{reason} {Forbidden.default_message}"))
 
 
 def _public_hosts(api: ApiOptions) -> frozenset[str]:

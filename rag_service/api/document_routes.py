@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from rag_service import errors
 from rag_service.api import upload
-from rag_service.api.problems import documented
+from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here, Services
 from rag_service.documents import deletion
@@ -120,7 +120,7 @@ _UPLOAD_FORM: dict[str, Any] = {
             "model": AcceptedView,
             "description": "The same bytes are here already, with the same options.",
         },
-        **documented(
+        **error_responses(
             errors.UnsupportedType,
             errors.EmptyFile,
             errors.InvalidOptions,
@@ -181,7 +181,7 @@ def _commit(here: Services, **upload_: Any) -> Accepted:
 @router.get(
     "/documents",
     summary="List documents",
-    responses=documented(errors.InvalidOptions),
+    responses=error_responses(errors.InvalidOptions),
 )
 def documents(
     here: Here,
@@ -221,7 +221,7 @@ def _place(cursor: str) -> tuple[datetime, str]:
 
 
 @router.get(
-    "/documents/{document_id}", summary="Look at a document", responses=documented(NotFound)
+    "/documents/{document_id}", summary="Look at a document", responses=error_responses(NotFound)
 )
 def document(document_id: DocumentId, here: Here) -> DocumentView:
     """The document, its progress and what came of it.
@@ -243,7 +243,7 @@ def require_document(document_id: str, here: Services) -> DocumentView:
 @router.post(
     "/documents/{document_id}/cancel",
     summary="Cancel a document's run",
-    responses=documented(NotFound),
+    responses=error_responses(NotFound),
 )
 def cancel(document_id: DocumentId) -> CancelView:
     """End the run at work; pages that are done stay, and reprocess goes on from them."""
@@ -254,7 +254,7 @@ def cancel(document_id: DocumentId) -> CancelView:
     "/documents/{document_id}",
     status_code=204,
     summary="Delete a document",
-    responses=documented(NotFound),
+    responses=error_responses(NotFound),
 )
 def delete(document_id: DocumentId) -> Response:
     """Cancel and remove the document with its pages and bytes; the same file may come again."""

@@ -15,7 +15,7 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from rag_service.api.document_routes import DocumentId, require_document
-from rag_service.api.problems import documented
+from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here, Services
 from rag_service.errors import NotFound
@@ -40,7 +40,7 @@ _CLOCKS = {"eta_seconds", "wait_seconds", "run_seconds"}
             "content": {"text/event-stream": {"example": "event: progress\ndata: {…}\n\n"}},
             "description": "Events until the newest run has ended.",
         },
-        **documented(NotFound),
+        **error_responses(NotFound),
     },
 )
 async def events(document_id: DocumentId, here: Here) -> StreamingResponse:

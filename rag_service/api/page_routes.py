@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from rag_service import errors
 from rag_service.api.document_routes import DocumentId, require_document, unknown
-from rag_service.api.problems import documented
+from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here
 from rag_service.errors import InvalidOptions, NotFound
@@ -44,7 +44,9 @@ class PageList(BaseModel):
     next_after: int | None = Field(description="Send it as `after` for the next pages.")
 
 
-@router.get("/documents/{document_id}/pages", summary="List pages", responses=documented(NotFound))
+@router.get(
+    "/documents/{document_id}/pages", summary="List pages", responses=error_responses(NotFound)
+)
 def pages(
     document_id: DocumentId,
     after: Annotated[int, Query(ge=0, le=_LARGEST_INT, description="Last page seen.")] = 0,
@@ -59,7 +61,9 @@ def pages(
 
 
 @router.get(
-    "/documents/{document_id}/pages/{number}", summary="One page", responses=documented(NotFound)
+    "/documents/{document_id}/pages/{number}",
+    summary="One page",
+    responses=error_responses(NotFound),
 )
 def page(document_id: DocumentId, number: int) -> WholePageView:
     """One page, counted from 1, with its regions."""
@@ -84,7 +88,7 @@ def _require_run(document_id: str) -> str:
     responses={
         200: {"content": {"image/jpeg": {}}, "description": "A JPEG."},
         304: {"description": "The picture that the caller has is still right."},
-        **documented(
+        **error_responses(
             NotFound,
             InvalidOptions,
             errors.SourceMissing,
@@ -161,7 +165,7 @@ def _etag(source: StoredSource, number: int, dpi: int, box: Bbox | None) -> str:
             "content": {"text/markdown": {"example": "<!-- page 1 -->\n\n# Title\n"}},
             "description": "All pages in order.",
         },
-        **documented(NotFound),
+        **error_responses(NotFound),
     },
 )
 def markdown(document_id: DocumentId, here: Here) -> StreamingResponse:

@@ -1,9 +1,9 @@
-"""Errors as RFC 9457 problem details with our `code`. Used by every route and middleware."""
+"""Errors as RFC 9457 problem details with a stable `code`: the one way in which the API refuses."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -13,38 +13,36 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_service import errors
-from rag_service.database.engine import (
-    DatabaseError,
-    error_summary,
-    is_outage,
-    needs_migration,
-    postgres_message,
-)
-from rag_service.errors import RagServiceError, StorageUnavailable
+from rag_service.database.engine import DatabaseError, as_unavailable, error_summary
+from rag_service.errors import RagServiceError
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-# What web servers write in their logs for a client that hung up; nobody receives it.
-CLIENT_GONE = 499
+# nginx's status for a client that closed its connection; it appears in metrics only.
+CLIENT_CLOSED_REQUEST = 499
 _RETRY_SECONDS = 5
 _BACKLOG_RETRY_SECONDS = 30
-_INTERNAL = "An error of ours; the log has the details."
+_SHOWN_PATH_LETTERS = 100
 
-# The nearest class of an error's ancestry decides.
+# The nearest class in an error's method resolution order decides.
 _STATUS: Mapping[type[Exception], int] = {
     errors.UnsupportedType: 415,
     errors.TooLarge: 413,
     errors.StorageUnavailable: 503,
+    errors.DatabaseUnavailable: 503,
     errors.SourceMissing: 404,
     errors.Internal: 500,
     errors.DocumentError: 422,
     errors.PageError: 422,
     errors.Unauthorized: 401,
+    errors.Forbidden: 403,
     errors.NotFound: 404,
+    errors.MethodNotAllowed: 405,
     errors.InvalidOptions: 422,
     errors.OptionsDiffer: 409,
     errors.AlreadyActive: 409,
@@ -53,28 +51,40 @@ _STATUS: Mapping[type[Exception], int] = {
     errors.ServiceUnreachable: 503,
     RagServiceError: 500,
 }
+# What any operation may answer, whatever it does.
+_GENERAL = (
+    errors.Unauthorized,
+    errors.Forbidden,
+    errors.StorageUnavailable,
+    errors.DatabaseUnavailable,
+)
 
 
 class FieldProblem(BaseModel):
-    """One value that was not valid, and why; the value itself is not repeated."""
+    """A value that is not valid, and why. The value itself is not repeated."""
 
     field: str
     message: str
 
 
 class Problem(BaseModel):
-    """Problem details (RFC 9457). `code` is ours and stable; `detail` is for people."""
+    """Problem details (RFC 9457). `code` is stable; `detail` is a sentence for people."""
 
     type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-    code: str = Field(examples=["not_found"])
+    title: str = Field(description="The name of the HTTP status.")
+    status: int = Field(description="The HTTP status.")
+    detail: str = Field(description="What went wrong, as a sentence; its wording may change.")
+    code: str = Field(
+        description="What went wrong, as a stable code. Codes may be added.",
+        examples=["not_found"],
+    )
     retryable: bool = Field(False, description="The same request may succeed later.")
-    errors: list[FieldProblem] | None = None
+    errors: list[FieldProblem] | None = Field(
+        None, description="With `invalid_options`: the fields that are not valid."
+    )
 
 
-def answer(
+def problem_response(
     status: int,
     code: str,
     detail: str,
@@ -83,7 +93,7 @@ def answer(
     fields: list[FieldProblem] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """A problem as a response."""
+    """Return a problem as a response."""
     problem = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
@@ -97,18 +107,20 @@ def answer(
     )
 
 
-def answer_error(error: RagServiceError) -> JSONResponse:
-    """One of our errors as a response; what is not the caller's to know stays in the log."""
-    status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+def error_response(
+    error: RagServiceError, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Return the error as a response. The text of a server error (500) goes to the log only."""
+    status = next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("A request failed", exc_info=error)
-        return answer(status, "internal", _INTERNAL)
-    return answer(
+        return problem_response(status, errors.Internal.code, errors.Internal.default_message)
+    return problem_response(
         status,
         error.code,
         error.message,
         retryable=error.retryable,
-        headers=_headers(error, status),
+        headers={**_headers(error, status), **(headers or {})},
     )
 
 
@@ -122,21 +134,13 @@ def _headers(error: RagServiceError, status: int) -> dict[str, str]:
     return {}
 
 
-def forbidden(what: str) -> JSONResponse:
-    """A stranger's request to a service that has no key."""
-    detail = f"{what}. Without RAG_SERVICE_API_KEY only programs on this machine may ask."
-    return answer(403, errors.Unauthorized.code, detail)
+def error_responses(*classes: type[RagServiceError]) -> dict[int | str, dict[str, Any]]:
+    """Return a route's `responses` for OpenAPI: these errors and the general ones, by status.
 
-
-def documented(*kinds: type[RagServiceError]) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that may raise these, with an example each, for OpenAPI."""
+    Each error's code names an example.
+    """
     responses: dict[int | str, dict[str, Any]] = {}
-    examples = [answer_error(kind()) for kind in (*kinds, errors.Unauthorized)]
-    for example in (
-        *examples,
-        forbidden("The Host 'a.example' is not ours"),
-        answer_error(StorageUnavailable()),
-    ):
+    for example in (error_response(cls()) for cls in (*classes, *_GENERAL)):
         status = example.status_code
         found = responses.setdefault(
             status,
@@ -146,84 +150,98 @@ def documented(*kinds: type[RagServiceError]) -> dict[int | str, dict[str, Any]]
                 "content": {MEDIA_TYPE: {"examples": {}}},
             },
         )
-        value = _loaded(example)
+        value = _body_of(example)
         found["content"][MEDIA_TYPE]["examples"][value["code"]] = {"value": value}
     return responses
 
 
-def _loaded(response: JSONResponse) -> Any:
+def _body_of(response: JSONResponse) -> Any:
     return Problem.model_validate_json(bytes(response.body)).model_dump(exclude_none=True)
 
 
-def install(app: FastAPI) -> None:
-    """Let every error that a route raises become a problem."""
-    app.add_exception_handler(RagServiceError, _ours)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(DatabaseError, _database)
-    app.add_exception_handler(ClientDisconnect, _gone)
+def install(app: FastAPI, routes: Iterable[BaseRoute]) -> None:
+    """Make every error that a route or the router raises a problem response.
+
+    `routes`: all routes of the app, for the Allow header of a 405.
+    """
+    known_routes = [route for route in routes if isinstance(route, Route)]
+
+    async def answer_router_error(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            raise error
+        return _router_problem(request, error, known_routes)
+
+    app.add_exception_handler(HTTPException, answer_router_error)
+    app.add_exception_handler(RagServiceError, _answer_own_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_request)
+    app.add_exception_handler(DatabaseError, _answer_database_error)
+    app.add_exception_handler(ClientDisconnect, _answer_disconnect)
 
 
-async def _ours(_: Request, error: Exception) -> Response:
+async def _answer_own_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, RagServiceError):
         raise error
-    return answer_error(error)
+    return error_response(error)
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _answer_invalid_request(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     fields = [
-        FieldProblem(field=_place(found["loc"]), message=found["msg"]) for found in error.errors()
+        FieldProblem(field=_field_name(found["loc"]), message=found["msg"])
+        for found in error.errors()
     ]
     detail = "; ".join(f"{field.field}: {field.message}" for field in fields)
-    return answer(422, errors.InvalidOptions.code, detail, fields=fields)
+    return problem_response(422, errors.InvalidOptions.code, detail, fields=fields)
 
 
-def _place(location: Sequence[str | int]) -> str:
-    """A field's name without where it came from; unreadable JSON has a position instead."""
+def _field_name(location: Sequence[str | int]) -> str:
+    """Return the name without `query` or `body`; invalid JSON has a position instead of a name."""
     names = [str(part) for part in location[1:]]
     return ".".join(names) if names and not names[0].isdecimal() else str(location[0])
 
 
-async def _http(_: Request, error: Exception) -> Response:
-    """What the router itself answers: no such path, no such method, unreadable JSON."""
-    if not isinstance(error, HTTPException):
-        raise error
+def _router_problem(
+    request: Request, error: HTTPException, routes: Sequence[Route]
+) -> JSONResponse:
+    """Return the answer to a request that reached no route, or whose body is not readable."""
+    path = request.url.path[:_SHOWN_PATH_LETTERS]
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return answer(404, errors.NotFound.code, "There is nothing at this address.")
+        return error_response(errors.NotFound(f"No route {path}; /docs lists the routes."))
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = _allowed_methods(request.scope, error, routes)
+        refusal = errors.MethodNotAllowed(f"{path} takes {allowed}, not {request.method}.")
+        return error_response(refusal, {"Allow": allowed})
     bad_body = error.status_code == HTTPStatus.BAD_REQUEST
     status = HTTPStatus.UNPROCESSABLE_ENTITY if bad_body else error.status_code
-    return answer(status, errors.InvalidOptions.code, error.detail, headers=error.headers)
+    return problem_response(status, errors.InvalidOptions.code, error.detail, headers=error.headers)
 
 
-async def _database(_: Request, error: Exception) -> Response:
+def _allowed_methods(scope: Scope, error: HTTPException, routes: Sequence[Route]) -> str:
+    """Return an Allow header. The router's own header names the first matching route only."""
+    methods = set((error.headers or {}).get("Allow", "").split(", ")) - {""}
+    for route in routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return ", ".join(sorted(methods))
+
+
+async def _answer_database_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, DatabaseError):
         raise error
-    if is_outage(error):
-        log.warning("The database did not do its part: %s", error_summary(error))
-        return answer_error(StorageUnavailable(_outage(error)))
-    if needs_migration(error):
-        return answer_error(
-            StorageUnavailable("The database is not migrated: run `rag-service migrate`.")
-        )
-    raise error
+    outage = as_unavailable(error)
+    if outage is None:
+        raise error
+    log.warning("PostgreSQL error: %s", error_summary(error))
+    return error_response(outage)
 
 
-def _outage(error: DatabaseError) -> str:
-    """Its own reason where it gave one; never the address where it was looked for."""
-    reason = postgres_message(error)
-    if reason is None:
-        return "The database cannot be reached."
-    return f"The database did not do its part: {reason}."
-
-
-async def _gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE)
+async def _answer_disconnect(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 class CatchAll:
-    """The last resort: an unexpected error is logged whole and answered without its details."""
+    """Middleware: log an unexpected error with its traceback, answer it without its details."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -231,15 +249,17 @@ class CatchAll:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        async def watched(message: Message) -> None:
+        async def send_and_note_start(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send_and_note_start)
         except Exception:
             if started or scope["type"] != "http":
                 raise
             log.exception("A request failed inside the server")
-            await answer(500, errors.Internal.code, _INTERNAL)(scope, receive, send)
+            internal = errors.Internal
+            response = problem_response(500, internal.code, internal.default_message)
+            await response(scope, receive, send)

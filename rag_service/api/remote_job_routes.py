@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from rag_service.api.document_routes import DocumentId, require_document
-from rag_service.api.problems import documented
+from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here
 from rag_service.errors import NotFound
@@ -23,7 +23,7 @@ class JobList(BaseModel):
 
 
 @router.get(
-    "/documents/{document_id}/jobs", summary="Jobs on RunPod", responses=documented(NotFound)
+    "/documents/{document_id}/jobs", summary="Jobs on RunPod", responses=error_responses(NotFound)
 )
 def jobs(document_id: DocumentId, here: Here) -> JobList:
     """What was posted to RunPod for the document, in all of its runs: which pages, why, where

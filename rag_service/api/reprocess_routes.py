@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretStr, Val
 from rag_service import errors
 from rag_service.api import upload
 from rag_service.api.document_routes import DocumentId, Word
-from rag_service.api.problems import documented
+from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here
 from rag_service.config.options import Settings
@@ -126,7 +126,7 @@ def _described(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
     openapi_extra=_described(RedoOne, _JSON, _FORM, _MULTIPART),
     responses={
         200: {"model": Redo, "description": "Nothing to redo, or no such page; no run was made."},
-        **documented(
+        **error_responses(
             errors.NotFound, errors.AlreadyActive, errors.InvalidOptions, errors.WrongPassword
         ),
     },
@@ -181,7 +181,7 @@ async def _wanted_of_many(request: Request) -> RedoMany:
     "/reprocess",
     summary="Redo many documents",
     openapi_extra=_described(RedoMany, _JSON),
-    responses=documented(errors.NotFound, errors.InvalidOptions, errors.TooLarge),
+    responses=error_responses(errors.NotFound, errors.InvalidOptions, errors.TooLarge),
 )
 def redo_documents(wanted: Annotated[RedoMany, Depends(_wanted_of_many)], here: Here) -> RedoList:
     """Make a new run for each selected document that has something to redo.

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from rag_service.api.problems import documented
+from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Here
 from rag_service.jobs import limit_changes, server_samples
@@ -25,7 +25,7 @@ class ServerList(BaseModel):
     servers: list[ServerView]
 
 
-@router.get("/servers", summary="How full the OCR servers are", responses=documented())
+@router.get("/servers", summary="How full the OCR servers are", responses=error_responses())
 def servers(
     here: Here,
     seconds: Annotated[

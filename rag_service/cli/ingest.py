@@ -16,10 +16,10 @@ from rag_service.cli.common_options import Collection, Json, Ocr, Parser, Passwo
 from rag_service.cli.input_files import find_files, unreadable
 from rag_service.cli.output import note, one_line, print_json, print_table
 from rag_service.errors import (
+    OUTAGES,
+    Forbidden,
     InvalidOptions,
     RagServiceError,
-    ServiceUnreachable,
-    StorageUnavailable,
     Unauthorized,
 )
 from rag_service.runtime.plural import counted
@@ -119,10 +119,10 @@ def _send_all(client: Client, files: list[Path], fields: dict[str, str]) -> Iter
 
 
 def _send(client: Client, path: Path, fields: dict[str, str]) -> _Upload:
-    """Send one file. Raises InvalidOptions, Unauthorized: they would refuse every file."""
+    """Send one file. Raises InvalidOptions, Unauthorized, Forbidden: they refuse every file."""
     try:
         return _Upload(path, sent=client.send(path, fields, on_backlog=_note_backlog))
-    except (InvalidOptions, Unauthorized):
+    except (InvalidOptions, Unauthorized, Forbidden):
         raise
     except RagServiceError as error:
         return _Upload(path, error=error)
@@ -209,7 +209,7 @@ def _object(upload: _Upload) -> dict[str, Any]:
 
 def _status(uploads: list[_Upload], *, strict: bool) -> int:
     errors = [upload.error for upload in uploads if upload.error]
-    if any(isinstance(error, ServiceUnreachable | StorageUnavailable) for error in errors):
+    if any(isinstance(error, OUTAGES) for error in errors):
         return _UNREACHABLE
     views = [upload.view for upload in uploads if upload.view]
     failed = [view for view in views if not status_text.succeeded(view)]

@@ -30,11 +30,11 @@ from rag_service.cli import (
 )
 from rag_service.cli.output import note
 from rag_service.errors import (
+    OUTAGES,
     ConfigurationError,
+    Forbidden,
     InvalidOptions,
     RagServiceError,
-    ServiceUnreachable,
-    StorageUnavailable,
     Unauthorized,
 )
 
@@ -95,9 +95,9 @@ def _global_options(
 
 def exit_status(error: Exception) -> int:
     """Return the exit status for an error that ended a command."""
-    if isinstance(error, ConfigurationError | InvalidOptions | Unauthorized):
+    if isinstance(error, ConfigurationError | InvalidOptions | Unauthorized | Forbidden):
         return WRONG_USAGE
-    if isinstance(error, ServiceUnreachable | StorageUnavailable):
+    if isinstance(error, OUTAGES):
         return UNREACHABLE
     return FAILED
 
@@ -112,8 +112,20 @@ def main() -> NoReturn:
     except RagServiceError as error:
         status = _report(error, error.message)
     except Exception as error:
-        status = _report(error, f"{type(error).__name__}: {error}")
+        outage = _database_outage(error)
+        sentence = outage.message if outage else f"{type(error).__name__}: {error}"
+        status = _report(outage or error, sentence)
     _exit(status)
+
+
+def _database_outage(error: Exception) -> RagServiceError | None:
+    """Return an outage of PostgreSQL that no command handled, as one of our errors."""
+    from rag_service.database.engine import DatabaseError, as_unavailable
+
+    outage = as_unavailable(error) if isinstance(error, DatabaseError) else None
+    if outage is not None:
+        outage.__cause__ = error
+    return outage
 
 
 def _report(error: Exception, sentence: str) -> int:

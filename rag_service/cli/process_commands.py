@@ -12,7 +12,7 @@ import typer
 from rag_service.cli.checks import check_service, check_transport, check_worker
 from rag_service.cli.common_options import begin, begin_process
 from rag_service.cli.output import note
-from rag_service.errors import ConfigurationError, ServiceUnreachable
+from rag_service.errors import ConfigurationError, DatabaseUnavailable
 
 if TYPE_CHECKING:
     from rag_service.config.options import Settings
@@ -132,7 +132,7 @@ def migrate() -> None:
 
 
 def await_postgres(seconds: float) -> None:
-    """Return when PostgreSQL answers. Raise ServiceUnreachable after this many seconds."""
+    """Return when PostgreSQL answers. Raise DatabaseUnavailable after this many seconds."""
     from rag_service.database import engine
 
     deadline = time.monotonic() + seconds
@@ -141,7 +141,7 @@ def await_postgres(seconds: float) -> None:
         try:
             engine.ping()
             return
-        except ServiceUnreachable:
+        except DatabaseUnavailable:
             if time.monotonic() > deadline:
                 raise
             if not noted:

@@ -19,12 +19,13 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from rag_service.config.loader import get_settings
 from rag_service.config.options import Settings
-from rag_service.errors import ConfigurationError, ServiceUnreachable
+from rag_service.errors import ConfigurationError, DatabaseUnavailable
 
 # `Connection` and `DatabaseError` are SQLAlchemy's; other packages import them from here.
 __all__ = [
     "Connection",
     "DatabaseError",
+    "as_unavailable",
     "autocommit",
     "begin",
     "error_summary",
@@ -170,10 +171,23 @@ def needs_migration(error: DatabaseError) -> bool:
     )
 
 
+def as_unavailable(error: DatabaseError) -> DatabaseUnavailable | None:
+    """Return the error that a caller is given; None for an error that is not an outage.
+
+    Its message never holds the address of the server.
+    """
+    if needs_migration(error):
+        return DatabaseUnavailable("The database is not migrated: run `rag-service migrate`.")
+    if not is_outage(error):
+        return None
+    reason = postgres_message(error)
+    return DatabaseUnavailable(f"PostgreSQL error: {reason}." if reason else None)
+
+
 def ping() -> None:
-    """Raise ServiceUnreachable if PostgreSQL does not answer."""
+    """Raise DatabaseUnavailable if PostgreSQL does not answer."""
     try:
         with get_engine().connect() as connection:
             connection.execute(text("SELECT 1"))
     except OperationalError as error:
-        raise ServiceUnreachable(f"PostgreSQL does not answer: {error.orig}") from error
+        raise DatabaseUnavailable(f"PostgreSQL does not answer: {error.orig}") from error

@@ -15,6 +15,7 @@ from rag_service.config.options import Settings
 from rag_service.errors import (
     Draining,
     LayoutUnavailable,
+    OcrFailed,
     OcrRejected,
     PageError,
     RagServiceError,
@@ -126,7 +127,7 @@ class _PageFlow:
         except LayoutUnavailable as error:
             return self._later_or_failed(task, error)
         except (TryAgain, ServerFailed) as error:
-            failed = OcrRejected(f"The server did not read the page: {error}")
+            failed = OcrFailed(f"The OCR server did not read the page: {error}")
             return self._later_or_failed(task, failed)
 
     def _later_or_failed(self, task: PageTask, error: PageError) -> PageResult:

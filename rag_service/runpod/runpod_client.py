@@ -49,7 +49,7 @@ _FINAL = frozenset(
 class NotAccepted(RagServiceError):
     """The job was certainly not accepted: it may be posted again."""
 
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
+    def __init__(self, message: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
@@ -77,7 +77,7 @@ class JobNotFound(RagServiceError):
 class PollFailed(RagServiceError):
     """This poll brought nothing; the next may."""
 
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
+    def __init__(self, message: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 

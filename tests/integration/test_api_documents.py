@@ -300,8 +300,26 @@ def test_an_unknown_id_is_not_found(api, method, rest):
 
 
 def test_other_addresses_and_methods_are_problems_too(api):
-    problem(api.client.get("/nothing/here"), 404, "not_found")
-    assert api.client.put("/documents").json()["status"] == 405
+    found = problem(api.client.get("/nothing/here"), 404, "not_found")
+    assert found["detail"].startswith("No route /nothing/here;")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/documents", "GET, POST"),
+        ("PATCH", f"/documents/{'0' * 32}", "DELETE, GET"),
+        ("GET", "/reprocess", "POST"),
+        ("OPTIONS", "/health/live", "GET"),
+        ("POST", "/openapi.json", "GET, HEAD"),
+    ],
+)
+def test_a_wrong_method_is_refused_with_the_methods_that_the_path_takes(api, method, path, allowed):
+    answer = api.client.request(method, path)
+    found = problem(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == allowed
+    assert allowed in found["detail"]
+    assert method in found["detail"]
 
 
 def test_cancel_says_whether_anything_was_at_work(api, make_pdf):
@@ -401,7 +419,7 @@ def test_what_the_database_refuses_is_said_in_its_own_words(api, make_pdf):
         answer = api.client.post(f"/documents/{document_id}/cancel")
     finally:
         sim.execute("DROP FUNCTION refuse CASCADE")
-    found = problem(answer, 503, "storage_unavailable")
+    found = problem(answer, 503, "database_unavailable")
     assert found["retryable"]
     assert "could not extend: No space left on device" in found["detail"]
     assert "UPDATE" not in found["detail"]

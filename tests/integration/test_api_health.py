@@ -117,7 +117,8 @@ def test_without_a_database_answers_are_503_with_retry_after(environment, start_
     environment(DATABASE_URL=f"postgresql://x@{UNREACHABLE}/x?connect_timeout=1")
     api = start_api()
     for answer in (api.upload(make_pdf("a")), api.client.get("/documents")):
-        assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+        assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+        assert answer.json()["retryable"]
         assert int(answer.headers["retry-after"]) > 0
         assert UNREACHABLE not in answer.text
     status, body = ready(api)
@@ -140,7 +141,7 @@ def test_a_database_that_is_not_migrated_is_not_ready(api):
         execute("UPDATE alembic_version SET version_num = substr(version_num, 5)")
     assert (status, names(body["failed"])) == (503, ["database"])
     assert "rag-service migrate" in body["failed"][0]["message"]
-    assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+    assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
     assert "rag-service migrate" in answer.json()["detail"]
 
 
@@ -267,8 +268,15 @@ class TestReference:
             "options_differ",
             "backlog_full",
             "unauthorized",
+            "forbidden",
             "storage_unavailable",
+            "database_unavailable",
         }
+
+    def test_the_errors_of_the_router_are_described(self, api):
+        description = api.client.get("/openapi.json").json()["info"]["description"]
+        for code in ("unauthorized", "forbidden", "not_found", "method_not_allowed"):
+            assert f"`{code}`" in description
 
 
 def test_an_unreachable_layout_server_of_this_node_is_named(start_api, busy_fleet):

@@ -316,7 +316,7 @@ CASES = [
          error="page_unrenderable", says="the page says no"),
     posted_again("a page's error that passes", "completed", SECOND,
                  answer=page_error("ocr_unavailable", once=True)),
-    given_up("a page's error that stays", "completed", SECOND, "ocr_rejected",
+    given_up("a page's error that stays", "completed", SECOND, "ocr_failed",
              answer=page_error("ocr_unavailable"), says="the page says no"),
     Case("pages that did not fit the answer", answer=one_page_each, pages=3, accepted=3,
          rows=(DONE, ("remaining_pages", "completed"), ("remaining_pages", "completed"))),

@@ -123,7 +123,7 @@ def test_a_page_that_the_server_never_reads_fails_after_one_later_try(service):
     assert (view.status, view.incomplete, view.error.code) == ("failed", True, "pages_failed")
     assert (view.pages.ocr, view.pages.failed) == (2, 1)
     assert "page 1" in view.error.message
-    assert three.page(1).error.code == "ocr_rejected"
+    assert three.page(1).error.code == "ocr_failed"
     assert len(three.requests(1)) == 2 * BUDGET
 
 
@@ -132,7 +132,9 @@ def test_a_500_gets_one_later_try_and_no_schedule(service):
     twice = answered(service, fake.refusal(500), fake.refusal(500, "CUDA error"))
     assert service.view(once.id).status == "processed"
     assert service.view(twice.id).status == "failed"
-    assert "CUDA error" in twice.page().error.message
+    error = twice.page().error
+    assert (error.code, error.retryable) == ("ocr_failed", True)
+    assert "CUDA error" in error.message
     assert (len(once.requests()), len(twice.requests())) == (2, 2)
 
 

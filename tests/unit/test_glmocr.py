@@ -116,7 +116,7 @@ def test_the_later_try_is_the_last(reader, pages):
     reader.server.always(reader.mark(1), fake.gateway(503))
     stored = reader.read(pages, tries=1)
     assert stored[1].state is PageState.FAILED
-    assert stored[1].error.code == "ocr_rejected"
+    assert (stored[1].error.code, stored[1].error.retryable) == ("ocr_failed", True)
     assert "503" in stored[1].error.message
     assert len(reader.requests(1)) == BUDGET
 
@@ -141,7 +141,15 @@ def test_a_failing_server_gets_one_later_try_and_no_schedule(reader, reply):
     assert len(reader.requests()) == 1
     again = Reader(reader.server)
     result = again.read(tries=1)[1]
-    assert (result.state, result.error.code) == (PageState.FAILED, "ocr_rejected")
+    assert (result.state, result.error.code) == (PageState.FAILED, "ocr_failed")
+
+
+@pytest.mark.parametrize("reply", [fake.busy("0"), fake.gateway(502), fake.CUT])
+def test_a_spent_schedule_is_a_failure_that_a_reprocess_may_help(reader, reply):
+    reader.server.always(reader.mark(1), reply)
+    result = reader.read(2, tries=1)[1]
+    assert (result.state, result.error.code) == (PageState.FAILED, "ocr_failed")
+    assert result.error.retryable
 
 
 @pytest.mark.parametrize("status", [400, 422])
@@ -378,7 +386,7 @@ def test_each_page_ends_once_and_a_good_page_has_text_whatever_the_server_does(
     if page.state in GOOD - {PageState.NO_TEXT}:
         assert has_writing(page.markdown)
     elif page.state is PageState.FAILED:
-        assert page.error.code in {"ocr_rejected", "ocr_empty", "ocr_repetition"}
+        assert page.error.code in {"ocr_failed", "ocr_rejected", "ocr_empty", "ocr_repetition"}
     elif page.state is PageState.PENDING:
         assert page.retry_in is not None
         assert tries == 0

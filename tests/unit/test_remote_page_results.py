@@ -107,11 +107,12 @@ def test_a_page_without_text_always_has_a_warning() -> None:
         ("page_too_large", "page_too_large", False),
         ("page_timeout", "page_timeout", False),
         ("page_unrenderable", "page_unrenderable", False),
+        ("ocr_failed", "ocr_failed", False),
         ("ocr_rejected", "ocr_rejected", False),
         ("ocr_empty", "ocr_empty", False),
         ("ocr_repetition", "ocr_repetition", False),
         ("layout_unavailable", "layout_unavailable", True),
-        ("internal", "ocr_rejected", True),
+        ("internal", "ocr_failed", True),
     ],
 )
 def test_a_page_fails_with_its_code_after_one_more_try_if_that_may_help(

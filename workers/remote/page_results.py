@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from rag_service import errors
-from rag_service.errors import LayoutUnavailable, OcrRejected, PageError
+from rag_service.errors import LayoutUnavailable, OcrFailed, PageError
 from rag_service.jobs.remote_jobs import JobRow
 from rag_service.jobs.run_pages import StoredPage
 from rag_service.runpod.decisions import JobEnded
@@ -19,6 +19,7 @@ _FINAL_ERRORS = {
         errors.PageTooLarge,
         errors.PageTimeout,
         errors.PageUnrenderable,
+        errors.OcrFailed,
         errors.OcrRejected,
         errors.OcrEmpty,
         errors.OcrRepetition,
@@ -76,7 +77,7 @@ def _page_error(page: PageOutput | None, job_error: PageError) -> tuple[PageErro
         return known(page.error.message), True
     if page.error.code == LayoutUnavailable.code:
         return LayoutUnavailable(page.error.message), False
-    return OcrRejected(f"{page.error.message} ({page.error.code})"), False
+    return OcrFailed(f"{page.error.message} ({page.error.code})"), False
 
 
 def _failed_page(number: int, error: PageError, repost: PostReason | None) -> StoredPage:
