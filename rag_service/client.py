@@ -32,6 +32,7 @@ from rag_service.knowledgebase.views import (
     ServerView,
     WholePageView,
 )
+from rag_service.runtime.http_client import describe_error
 from rag_service.states import RunState
 
 _CONNECT_SECONDS = 5.0
@@ -225,8 +226,8 @@ class Client:
             answer = self._http.request(method, path, **request)
         except httpx.TransportError as error:
             raise ServiceUnreachable(
-                f"The service does not answer at {self._url} ({_why(error)}). Start it with "
-                "`rag-service up`, or set RAG_SERVICE_URL to where it runs."
+                f"The service does not answer at {self._url} ({describe_error(error)}). "
+                "Start it with `rag-service up`, or set RAG_SERVICE_URL to its address."
             ) from error
         if answer.is_success:
             return answer
@@ -301,12 +302,6 @@ def _sent_name(path: Path) -> str:
 def _part(document_id: str) -> str:
     """An id as one part of a path, whatever was typed."""
     return quote(document_id, safe="") or "-"
-
-
-def _why(error: httpx.TransportError) -> str:
-    if isinstance(error, httpx.TimeoutException):
-        return "no answer in time"
-    return str(error) or type(error).__name__
 
 
 def _require_address(url: str) -> None:

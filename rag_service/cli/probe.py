@@ -180,7 +180,7 @@ def _refusal(answer: Probe) -> str:
     if answer.other_model:
         return f"{answer.message}; name one with --model."
     return (
-        f"{answer.seen or answer.message}; check the URL, or the key "
+        f"{answer.answer or answer.message}; check the URL, or the key "
         "(GLMOCR_API_KEY): it must be an OpenAI-compatible server that serves a model."
     )
 

@@ -12,7 +12,7 @@ from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_a
 from tenacity.wait import wait_exponential
 
 from rag_service.config.options import NotifyOptions
-from rag_service.runtime.certificates import trusted
+from rag_service.runtime.http_client import trusted_certificates
 from rag_service.runtime.retry import RETRYABLE_STATUS
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Notifier:
     def _try(self, event: Event) -> None:
         try:
             answer = httpx.post(
-                str(self._url), json=asdict(event), timeout=_SECONDS, verify=trusted()
+                str(self._url), json=asdict(event), timeout=_SECONDS, verify=trusted_certificates()
             )
         except httpx.RequestError as error:
             raise _TemporaryFailure(type(error).__name__) from error

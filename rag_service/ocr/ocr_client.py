@@ -1,6 +1,6 @@
-"""The one client of OpenAI-compatible OCR servers: one page a request. Used by parsers, probes.
+"""The client of OpenAI-compatible OCR servers: one picture per request.
 
-Works against SGLang, vLLM, Ollama and our CPU server alike.
+Works with SGLang, vLLM, Ollama and the CPU OCR server of this package.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -21,19 +19,26 @@ from pydantic import BaseModel
 from rag_service.config.options import OcrOptions
 from rag_service.errors import ConfigurationError, OcrMisconfigured, RagServiceError
 from rag_service.ocr.server_gauges import ServerGauges, ServerLimits, read_gauges, read_limits
-from rag_service.runtime.certificates import trusted
-from rag_service.runtime.retry import RETRYABLE_STATUS, TryAgain, parse_retry_after
+from rag_service.runtime.http_client import (
+    HttpClient,
+    describe_error,
+    describe_response,
+    excerpt,
+    retry_after,
+    trusted_certificates,
+)
+from rag_service.runtime.retry import RETRYABLE_STATUS, TryAgain
 
-# The model card's penalty. Greedy reading is its choice; a reading that looped is warmed up, which
-# greedy top_p and top_k would undo.
+# The penalty and the greedy values are the model card's. A reading that repeated itself is sampled
+# at a higher temperature, on which the greedy top_p and top_k would have the effect of greedy.
 _PENALTY = {"repetition_penalty": 1.1}
 _GREEDY = {"temperature": 0.0, "top_p": 1e-05, "top_k": 1}
 _WARM = {"temperature": 0.3, "top_p": 0.9}
 _MISCONFIGURED_STATUS = frozenset({401, 403, 404})
 _REJECTED_STATUS = frozenset({400, 413, 422})
-# Any other reason (abort, content_filter) means that the text is not what the page says.
+# With any other reason (abort, content_filter) the text is not that of the page.
 _FINISHED = frozenset({"stop", "length"})
-# A server that prefers a smaller picture says so in one of these ways.
+# Words by which servers refuse a picture because of its size.
 _SIZE_WORDS = re.compile(
     r"encoder cache|too large|too long|too many tokens|exceed|maximum context|context length",
     re.IGNORECASE,
@@ -42,7 +47,7 @@ _PROBE_SECONDS = 25.0
 
 
 class ConnectionRefused(TryAgain):
-    """Nothing listens there: worth a probe before anything else."""
+    """No connection to the server: probe it before the next request."""
 
 
 class AnswerTimedOut(TryAgain):
@@ -50,11 +55,11 @@ class AnswerTimedOut(TryAgain):
 
 
 class Rejected(RagServiceError):
-    """The server refuses this page; asking again for the same changes nothing."""
+    """The server refuses this page; the same request would be refused again."""
 
 
 class RejectedForSize(Rejected):
-    """The server refuses this picture for its size; a smaller one may do."""
+    """The server refuses this picture because of its size; a smaller one may be accepted."""
 
 
 class ServerFailed(RagServiceError):
@@ -63,7 +68,7 @@ class ServerFailed(RagServiceError):
 
 @dataclass(frozen=True, slots=True)
 class PageAnswer:
-    """One picture's text as the server gave it; `seconds` from request to answer."""
+    """One picture's text as the server returned it. `seconds`: from request to answer."""
 
     text: str
     finish_reason: str
@@ -75,7 +80,7 @@ class PageAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What /v1/models says of the model we ask for."""
+    """What /v1/models says about the configured model."""
 
     owner: str | None
     max_model_len: int | None
@@ -83,17 +88,17 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Whether a server would answer now, and the reason where it would not.
+    """Whether a server would answer a page now; `message`: the reason if it would not.
 
-    `other_model`: it answers, and says that it serves other models than ours. `seen`: the message
-    without the settings to check, where it names any.
+    `other_model`: it answers but serves other models than the configured one. `answer`: the part
+    of the message without the settings to check; empty if the message names no settings.
     """
 
     ok: bool
     misconfigured: bool = False
     message: str = ""
     other_model: bool = False
-    seen: str = ""
+    answer: str = ""
 
 
 class _Message(BaseModel):
@@ -116,15 +121,15 @@ class _Completion(BaseModel):
     model: str | None = None
 
 
-class OcrClient:
-    """Requests to one server, closed with the context; cancelling a call closes its request."""
+class OcrClient(HttpClient):
+    """Requests to one server. Cancelling a call closes its request."""
 
     def __init__(self, settings: OcrOptions, *, connections: int) -> None:
-        """Raises ConfigurationError where no server is set."""
+        """Raise ConfigurationError if no server is set."""
         self.url = server_url(settings)
         self._model = settings.model
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        self._http = httpx.AsyncClient(
+        http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(
@@ -134,24 +139,15 @@ class OcrClient:
                 pool=settings.pool_timeout,
             ),
             limits=httpx.Limits(max_connections=connections + 2),
-            verify=trusted(),
+            verify=trusted_certificates(),
         )
-
-    async def __aenter__(self) -> OcrClient:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._http.aclose()
+        super().__init__(http)
 
     async def read(
         self, jpeg: bytes, *, prompt: str, max_tokens: int, warm: bool = False
     ) -> PageAnswer:
-        """Have one picture read; `warm` lets the answer differ from the greedy one.
+        """Return the text of one picture. `warm`: sample it, so that it may differ from the
+        greedy answer.
 
         Raises TryAgain (worth another request), ConnectionRefused, OcrMisconfigured, Rejected,
         ServerFailed.
@@ -160,10 +156,10 @@ class OcrClient:
         response = await self._post(self._body(jpeg, prompt, max_tokens, warm=warm))
         self._check(response)
         try:
-            # Not pydantic's own reader: it refuses the halves of surrogate pairs that models emit.
+            # Unlike json, pydantic's parser refuses the lone surrogates that models emit.
             completion = _Completion.model_validate(json.loads(response.content))
         except (ValueError, RecursionError) as error:
-            raise ServerFailed(f"HTTP 200 without an answer: {_excerpt(response)}") from error
+            raise ServerFailed(f"HTTP 200 without an answer: {excerpt(response)}") from error
         return self._answer(completion, time.monotonic() - started)
 
     def _body(self, jpeg: bytes, prompt: str, max_tokens: int, *, warm: bool) -> dict[str, Any]:
@@ -184,25 +180,25 @@ class OcrClient:
         try:
             return await self._http.post("/v1/chat/completions", json=body)
         except httpx.ConnectError as error:
-            raise ConnectionRefused(f"{self.url} cannot be reached: {error}") from error
+            message = f"{self.url} cannot be reached: {describe_error(error)}"
+            raise ConnectionRefused(message) from error
         except httpx.ReadTimeout as error:
-            raise AnswerTimedOut(f"{self.url}: ReadTimeout, no answer in time.") from error
+            raise AnswerTimedOut(f"{self.url}: {describe_error(error)}") from error
         except httpx.RequestError as error:
-            raise TryAgain(f"{self.url}: {type(error).__name__} {error}".strip()) from error
+            raise TryAgain(f"{self.url}: {describe_error(error)}") from error
 
     def _check(self, response: httpx.Response) -> None:
         status = response.status_code
         if status == httpx.codes.OK:
             return
-        message = f"{self.url} answered HTTP {status}: {_excerpt(response)}"
+        message = f"{self.url} answered {describe_response(response)}"
         if status in RETRYABLE_STATUS:
-            asked = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-            raise TryAgain(message, asked)
+            raise TryAgain(message, retry_after(response))
         if status in _MISCONFIGURED_STATUS:
             raise OcrMisconfigured(message)
         if status in _REJECTED_STATUS:
-            too_big = status == httpx.codes.REQUEST_ENTITY_TOO_LARGE
-            for_size = too_big or _SIZE_WORDS.search(response.text)
+            too_large = status == httpx.codes.REQUEST_ENTITY_TOO_LARGE
+            for_size = too_large or _SIZE_WORDS.search(response.text)
             raise RejectedForSize(message) if for_size else Rejected(message)
         raise ServerFailed(message)
 
@@ -212,7 +208,7 @@ class OcrClient:
         choice = completion.choices[0]
         finish_reason = choice.finish_reason or "stop"
         if finish_reason not in _FINISHED:
-            raise ServerFailed(f"The server ended its answer by {finish_reason!r}.")
+            raise ServerFailed(f"The server ended its answer with the reason {finish_reason!r}.")
         usage = completion.usage or _Usage()
         return PageAnswer(
             text=choice.message.content or "",
@@ -224,42 +220,42 @@ class OcrClient:
         )
 
     async def gauges(self) -> ServerGauges | None:
-        """What the server says of its batch now; None where it shows nothing."""
+        """Return the gauges of the server's batch, or None if it has none."""
         return await read_gauges(self._http)
 
     async def limits(self) -> ServerLimits:
-        """What the server says of itself once; empty where it says nothing."""
+        """Return the server's slots and version; empty if it does not report them."""
         return await read_limits(self._http)
 
     async def probe(self) -> Probe:
-        """Ask whether the server would answer a page: /health, then our model in /v1/models.
+        """Ask whether the server would answer a page: /health, then the model in /v1/models.
 
-        A server without /health (404) is judged by /v1/models alone.
+        For a server without /health (404) only /v1/models is asked.
         """
         try:
             health = await self._http.get("/health", timeout=_PROBE_SECONDS)
             if health.status_code != httpx.codes.NOT_FOUND and not _is_healthy(health):
-                return self._bad("/health", health)
+                return self._failed_probe("/health", health)
             models = await self._http.get("/v1/models", timeout=_PROBE_SECONDS)
         except httpx.RequestError as error:
-            return Probe(False, message=f"{self.url}: {type(error).__name__} {error}".strip())
-        return self._judge(models)
+            return Probe(False, message=f"{self.url}: {describe_error(error)}")
+        return self._probe_of_models(models)
 
-    def _bad(self, path: str, response: httpx.Response) -> Probe:
+    def _failed_probe(self, path: str, response: httpx.Response) -> Probe:
         status = response.status_code
-        seen = f"{self.url}{path}: HTTP {status}"
-        # Pages are posted, which no redirect carries along.
+        answer = f"{self.url}{path}: HTTP {status}"
+        # A redirect is of no use: it turns the POST of a page into a GET.
         if response.has_redirect_location:
-            seen += f" to {response.headers['location']}"
+            answer += f" to {response.headers['location']}"
         elif status not in _MISCONFIGURED_STATUS:
             loading = ", the model is still loading" if status == httpx.codes.OK else ""
-            return Probe(False, message=seen + loading)
-        message = f"{seen}; check GLMOCR_BASE_URL and GLMOCR_API_KEY"
-        return Probe(False, misconfigured=True, message=message, seen=seen)
+            return Probe(False, message=answer + loading)
+        message = f"{answer}; check GLMOCR_BASE_URL and GLMOCR_API_KEY"
+        return Probe(False, misconfigured=True, message=message, answer=answer)
 
-    def _judge(self, models: httpx.Response) -> Probe:
+    def _probe_of_models(self, models: httpx.Response) -> Probe:
         if models.status_code != httpx.codes.OK:
-            return self._bad("/v1/models", models)
+            return self._failed_probe("/v1/models", models)
         names = [str(model.get("id")) for model in _models(models)]
         if self._model not in names:
             message = (
@@ -270,7 +266,7 @@ class OcrClient:
         return Probe(True)
 
     async def model_info(self) -> ModelInfo:
-        """What the server says of our model; empty where it says nothing."""
+        """Return what the server says about the configured model; empty if it says nothing."""
         try:
             response = await self._http.get("/v1/models", timeout=_PROBE_SECONDS)
         except httpx.RequestError:
@@ -286,17 +282,17 @@ class OcrClient:
 
 
 def server_url(settings: OcrOptions) -> str:
-    """The OCR server's URL; ConfigurationError where none is set."""
+    """Return the OCR server's URL. Raises ConfigurationError if none is set."""
     if not settings.base_url:
         raise ConfigurationError(
             "ocr.base_url is not set: set GLMOCR_BASE_URL, or use `rag-service up` or "
-            "`rag-service run`, which start a CPU server of their own."
+            "`rag-service run`, which start a CPU OCR server."
         )
     return settings.base_url
 
 
 def _is_healthy(response: httpx.Response) -> bool:
-    """A bare 200, or a 200 whose JSON does not say that the model is still loading."""
+    """Return whether it is a 200 whose body, if it is JSON, does not say `model_loaded: false`."""
     if response.status_code != httpx.codes.OK:
         return False
     try:
@@ -312,8 +308,3 @@ def _models(response: httpx.Response) -> list[dict[str, Any]]:
     except (ValueError, KeyError, TypeError):
         return []
     return [model for model in data if isinstance(model, dict)] if isinstance(data, list) else []
-
-
-def _excerpt(response: httpx.Response) -> str:
-    """The beginning of a body, in one line."""
-    return " ".join(response.text.split())[:300] or "empty body"

@@ -1,4 +1,4 @@
-"""How many tokens a page's answer may take. Used by parsers."""
+"""The number of tokens that the answer about a picture may have."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SPARE = 64
 
 
 def answer_budget(
-    width: int, height: int, *, ceiling: int, max_model_len: int | None, room: float = 1.0
+    width: int, height: int, *, ceiling: int, max_model_len: int | None, token_factor: float = 1.0
 ) -> int:
-    """Tokens to ask for: by the page's area times `room`, within the ceiling and the context."""
+    """Return max_tokens: by the area times `token_factor`, within the ceiling and the context."""
     pixels = width * height
-    budget = max(_LEAST, int(pixels / 1e6 * _TOKENS_PER_MEGAPIXEL * room))
+    budget = max(_LEAST, int(pixels / 1e6 * _TOKENS_PER_MEGAPIXEL * token_factor))
     if max_model_len is not None:
         prompt = pixels // _PIXELS_PER_TOKEN + _PROMPT_TEXT_TOKENS
         budget = min(budget, max(_LEAST, max_model_len - prompt - _SPARE))

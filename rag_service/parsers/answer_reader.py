@@ -11,11 +11,11 @@ from rag_service.ocr.cleanup.prompt_echo import strip_prompt
 from rag_service.ocr.cleanup.repetition import cut_loop
 from rag_service.ocr.ocr_client import PageAnswer, Rejected, RejectedForSize, ServerFailed
 from rag_service.parsers.block_markdown import PROMPTS
-from rag_service.parsers.page_request import Asking, PageAtWork, PagePart, PageQuestion
+from rag_service.parsers.page_request import PageInProgress, PagePart, PageQuestion, PageRequester
 from rag_service.runtime.retry import TryAgain
 
 # The factor of the token limit for the second reading of a cut answer.
-_MORE_ROOM = 4.0
+_MORE_TOKENS = 4.0
 # The scale of the sides for a picture that the server refused as too large.
 SMALLER = 2 / 3
 
@@ -56,23 +56,23 @@ class PictureToRead:
 class PictureReader:
     """Reads the pictures of one job."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
+    def __init__(self, requester: PageRequester) -> None:
+        self._requester = requester
 
-    async def read(self, page: PageAtWork, target: PictureToRead) -> Reading:
+    async def read(self, page: PageInProgress, target: PictureToRead) -> Reading:
         """Return the reading if it is whole or empty, else the better of two.
 
-        Raises what Asking.ask raises about the first.
+        Raises what PageRequester.ask raises about the first.
         """
         first = await self.read_once(page, target)
         if first.flaw in (None, Flaw.EMPTY):
             return first
         return await self.better_of_two(page, target, first)
 
-    async def read_once(self, page: PageAtWork, target: PictureToRead) -> Reading:
+    async def read_once(self, page: PageInProgress, target: PictureToRead) -> Reading:
         """Return one reading, at two thirds of the sides if the server refuses the size.
 
-        Raises what Asking.ask raises.
+        Raises what PageRequester.ask raises.
         """
         question = PageQuestion(PROMPTS[target.task])
         try:
@@ -81,7 +81,7 @@ class PictureReader:
             return await self._ask(page, await target.smaller(), question)
 
     async def better_of_two(
-        self, page: PageAtWork, target: PictureToRead, first: Reading
+        self, page: PageInProgress, target: PictureToRead, first: Reading
     ) -> Reading:
         """Return the better of a flawed reading and a second one, if a second one can help.
 
@@ -106,13 +106,15 @@ class PictureReader:
             return PageQuestion(prompt, warm=True)
         if first.finish_reason != "length":
             return PageQuestion(prompt)
-        widest = self._asking.budget(first.picture, _MORE_ROOM)
-        if first.text and widest == self._asking.budget(first.picture, 1.0):
+        widest = self._requester.budget(first.picture, _MORE_TOKENS)
+        if first.text and widest == self._requester.budget(first.picture, 1.0):
             return None
-        return PageQuestion(prompt, room=_MORE_ROOM)
+        return PageQuestion(prompt, token_factor=_MORE_TOKENS)
 
-    async def _ask(self, page: PageAtWork, picture: PagePart, question: PageQuestion) -> Reading:
-        answer = await self._asking.ask(page, picture, question)
+    async def _ask(
+        self, page: PageInProgress, picture: PagePart, question: PageQuestion
+    ) -> Reading:
+        answer = await self._requester.ask(page, picture, question)
         return _reading_of(picture, answer, question.prompt)
 
 

@@ -34,7 +34,7 @@ from rag_service.parsers.contract import (
     ServerWatch,
 )
 from rag_service.parsers.page_reader import PageReader
-from rag_service.parsers.page_request import Asking, Sleep
+from rag_service.parsers.page_request import PageRequester, Sleep
 from rag_service.parsers.region_reader import LayoutFinder, RegionReader
 from rag_service.runtime.retry import TryAgain
 from rag_service.states import PageState
@@ -70,11 +70,11 @@ class GlmOcr:
             self._open_layout(settings) as layout,
             limiter.at_work(client.gauges, watch.report),
         ):
-            asking = Asking(settings, client, sink, watch, limiter, sleep=self._sleep)
-            reader = PictureReader(asking)
+            requester = PageRequester(settings, client, sink, watch, limiter, sleep=self._sleep)
+            reader = PictureReader(requester)
             regions = RegionReader(settings.layout, layout, source, reader, job.dpi)
             pages = PageReader(source, reader, regions, mode=job.layout, dpi=job.dpi)
-            flow = _PageFlow(settings, asking, pages, sink, watch, limiter)
+            flow = _PageFlow(settings, requester, pages, sink, watch, limiter)
             await flow.read_all(job.pages)
 
 
@@ -84,7 +84,7 @@ class _PageFlow:
     def __init__(
         self,
         settings: Settings,
-        asking: Asking,
+        requester: PageRequester,
         pages: PageReader,
         sink: PageSink,
         watch: ServerWatch,
@@ -92,7 +92,7 @@ class _PageFlow:
     ) -> None:
         self._limiter = limiter
         self._later_wait = settings.retry.later_wait
-        self._asking = asking
+        self._requester = requester
         self._pages = pages
         self._sink = sink
         self._watch = watch
@@ -102,7 +102,7 @@ class _PageFlow:
         waiting = deque(tasks)
         if not waiting:
             return
-        await self._asking.learn_model()
+        await self._requester.fetch_model_info()
         while waiting and not await self._watch.is_up():
             await self._page(waiting.popleft())
         await _run_all([self._limited_page(task) for task in waiting])
@@ -121,7 +121,7 @@ class _PageFlow:
 
     async def _read(self, task: PageTask) -> PageResult:
         try:
-            return replace(await self._pages.read(task), engine=self._asking.engine)
+            return replace(await self._pages.read(task), engine=self._requester.engine)
         except Rejected as error:
             raise OcrRejected(error.message) from error
         except LayoutUnavailable as error:

@@ -17,7 +17,7 @@ from rag_service.parsers.answer_reader import (
 )
 from rag_service.parsers.block_markdown import page_markdown, whole_page
 from rag_service.parsers.contract import PageResult, PageSource, PageTask, PageWarning
-from rag_service.parsers.page_request import PageAtWork, PagePart
+from rag_service.parsers.page_request import PageInProgress, PagePart
 from rag_service.parsers.region_reader import RegionReader, RegionReadings
 from rag_service.runtime.retry import TryAgain
 from rag_service.states import LayoutMode, PageState
@@ -52,7 +52,7 @@ class PageReader:
 
         Raises PageError, OcrOutage, TryAgain, Rejected, ServerFailed, LeaseLost.
         """
-        page = PageAtWork(task)
+        page = PageInProgress(task)
         result = await self._by_mode(page)
         return replace(
             result,
@@ -64,12 +64,12 @@ class PageReader:
             warnings=[*(PageWarning(w.code, w.message) for w in page.warnings), *result.warnings],
         )
 
-    async def _whole(self, page: PageAtWork) -> PageResult:
+    async def _whole(self, page: PageInProgress) -> PageResult:
         picture = await self._picture(page)
         first = await self._reader.read_once(page, picture)
         return await self._better_of_two(page, picture, first)
 
-    async def _by_regions(self, page: PageAtWork) -> PageResult:
+    async def _by_regions(self, page: PageInProgress) -> PageResult:
         """Read by regions, or as a whole if the layout has no region to read or they have no text.
 
         Raises OcrEmpty if neither has text.
@@ -84,7 +84,7 @@ class PageReader:
             raise OcrEmpty("The page has text boxes, but neither they nor the page gave text.")
         return _result_as_whole(page, whole)
 
-    async def _whole_then_regions(self, page: PageAtWork) -> PageResult:
+    async def _whole_then_regions(self, page: PageInProgress) -> PageResult:
         """Read as a whole; if that has a flaw, also by regions, and keep the better one."""
         picture = await self._picture(page)
         first = await self._reader.read_once(page, picture)
@@ -99,7 +99,9 @@ class PageReader:
             raise OcrEmpty("The page has text boxes, but neither the page nor they gave text.")
         return _result_as_whole(page, first)
 
-    async def _second_by_regions(self, page: PageAtWork, first: Reading) -> RegionReadings | None:
+    async def _second_by_regions(
+        self, page: PageInProgress, first: Reading
+    ) -> RegionReadings | None:
         """Return None if there is no layout, or if a request failed but `first` has text."""
         try:
             return await self._regions.read(page)
@@ -111,27 +113,27 @@ class PageReader:
         return None
 
     async def _better_of_two(
-        self, page: PageAtWork, picture: PictureToRead, first: Reading
+        self, page: PageInProgress, picture: PictureToRead, first: Reading
     ) -> PageResult:
         """Return the reading's result, or that of the better of two if the first has a flaw."""
         if first.flaw is None:
             return _result_as_whole(page, first)
         return _result_as_whole(page, await self._reader.better_of_two(page, picture, first))
 
-    async def _picture(self, page: PageAtWork) -> PictureToRead:
+    async def _picture(self, page: PageInProgress) -> PictureToRead:
         drawn = await self._source.render(page.number, self._dpi)
-        page.drawn(drawn.dpi, drawn.warnings)
+        page.note_render(drawn.dpi, drawn.warnings)
 
         async def smaller() -> PagePart:
             less = await self._source.render(page.number, int(drawn.dpi * SMALLER))
-            page.drawn(less.dpi, less.warnings)
+            page.note_render(less.dpi, less.warnings)
             return PagePart(less.jpeg, less.width, less.height)
 
         whole = PagePart(drawn.jpeg, drawn.width, drawn.height)
         return PictureToRead(whole, Task.TEXT, smaller)
 
 
-def _result_as_whole(page: PageAtWork, reading: Reading) -> PageResult:
+def _result_as_whole(page: PageInProgress, reading: Reading) -> PageResult:
     """Return the result of a page read as a whole. Raises OcrEmpty, OcrRepetition."""
     markdown = whole_page(reading.text)
     result = PageResult(page.number, PageState.OCR, markdown, (), reading.finish_reason)
@@ -150,7 +152,7 @@ def _result_as_whole(page: PageAtWork, reading: Reading) -> PageResult:
     return result
 
 
-def _result_by_regions(page: PageAtWork, regions: RegionReadings) -> PageResult:
+def _result_by_regions(page: PageInProgress, regions: RegionReadings) -> PageResult:
     """Return the result of a page read by regions. Raises OcrRepetition."""
     if regions.only_loops:
         raise OcrRepetition()

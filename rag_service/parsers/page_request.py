@@ -1,7 +1,4 @@
-"""One request about one picture: the retry schedule, whose fault a silence is, what it cost.
-
-Used by the page readers of this package; knows nothing of page states.
-"""
+"""One request about one picture: retry schedule, cause of a missing answer, tokens, time."""
 
 from __future__ import annotations
 
@@ -33,15 +30,15 @@ class PagePart:
 
 @dataclass(frozen=True, slots=True)
 class PageQuestion:
-    """How a picture is asked about; `room` multiplies the tokens that its area allows."""
+    """The prompt for a picture. `token_factor` multiplies the tokens that its area allows."""
 
     prompt: str
-    room: float = 1.0
+    token_factor: float = 1.0
     warm: bool = False
 
 
-class PageAtWork:
-    """A page on its way: what became known of it and what its requests have cost so far."""
+class PageInProgress:
+    """A page that is being read: what is known about it, and the tokens and time used so far."""
 
     def __init__(self, task: PageTask) -> None:
         self.number = task.number
@@ -54,17 +51,17 @@ class PageAtWork:
         self._began: float | None = None
         self._ended = 0.0
 
-    def drawn(self, dpi: float, warnings: tuple[PdfWarning, ...]) -> None:
-        """It was drawn at this resolution."""
+    def note_render(self, dpi: float, warnings: tuple[PdfWarning, ...]) -> None:
+        """Note the resolution and the warnings of the page's picture."""
         self.dpi, self.warnings = dpi, warnings
 
-    def asked(self) -> None:
-        """A request about it goes out."""
+    def note_request(self) -> None:
+        """Note that a request for the page is sent."""
         if self._began is None:
             self._began = time.monotonic()
 
-    def answered(self, answer: PageAnswer) -> None:
-        """An answer about it came."""
+    def note_answer(self, answer: PageAnswer) -> None:
+        """Note the model and the tokens of an answer."""
         self._ended = time.monotonic()
         self.model = answer.model
         self.prompt_tokens = _sum(self.prompt_tokens, answer.prompt_tokens)
@@ -72,12 +69,12 @@ class PageAtWork:
 
     @property
     def seconds(self) -> float | None:
-        """From its first request to its last answer."""
+        """Seconds from the page's first request to its last answer."""
         return None if self._began is None else round(max(0.0, self._ended - self._began), 3)
 
 
-class Asking:
-    """All requests of one job, each in a place of the process's limiter."""
+class PageRequester:
+    """Sends all requests of one job, each through the process's limiter."""
 
     def __init__(
         self,
@@ -98,15 +95,18 @@ class Asking:
         self.engine: str | None = None
         self._max_model_len: int | None = None
 
-    async def learn_model(self) -> None:
-        """Ask the server about its model: who serves it, and how long a context it has."""
+    async def fetch_model_info(self) -> None:
+        """Ask the server which engine serves the model and how long its context is."""
         info = await self._client.model_info()
         self.engine, self._max_model_len = info.owner, info.max_model_len
 
-    async def ask(self, page: PageAtWork, picture: PagePart, question: PageQuestion) -> PageAnswer:
-        """One answer, through the retry schedule.
+    async def ask(
+        self, page: PageInProgress, picture: PagePart, question: PageQuestion
+    ) -> PageAnswer:
+        """Return one answer, through the retry schedule.
 
-        Raises OcrOutage where nothing was answered, TryAgain, Rejected, ServerFailed, LeaseLost.
+        Raises OcrOutage if the server answered nothing meanwhile; TryAgain, Rejected,
+        ServerFailed, LeaseLost.
         """
         silence = _Silence(self._watch)
         schedule = page_schedule(self._settings.retry, sleep=self._sleep)
@@ -117,32 +117,32 @@ class Asking:
                 raise OcrOutage(str(error)) from error
             raise
 
-    def budget(self, picture: PagePart, room: float) -> int:
-        """Tokens that an answer about the picture may take."""
+    def budget(self, picture: PagePart, token_factor: float) -> int:
+        """Return the tokens that an answer about the picture may have."""
         return answer_budget(
             picture.width,
             picture.height,
             ceiling=self._settings.ocr.max_tokens,
             max_model_len=self._max_model_len,
-            room=room,
+            token_factor=token_factor,
         )
 
-    async def _page_is_at_fault(self, page: PageAtWork) -> bool:
-        """Whether a silent server is told from a page that silences it.
+    async def _page_is_at_fault(self, page: PageInProgress) -> bool:
+        """Return whether the page, not the server, is the cause of the missing answer.
 
-        On its later try others were answered while it was not, and the server says it is well.
+        It is on the page's later try, if the server's probe succeeds.
         """
         return page.tries > 0 and (await self._client.probe()).ok
 
     async def _post(
-        self, page: PageAtWork, picture: PagePart, question: PageQuestion, silence: _Silence
+        self, page: PageInProgress, picture: PagePart, question: PageQuestion, silence: _Silence
     ) -> PageAnswer:
         async with self._limiter.request():
             await silence.begin()
             await self._sink.require_lease()
-            page.asked()
+            page.note_request()
             answer = await self._read(picture, question)
-        page.answered(answer)
+        page.note_answer(answer)
         await self._watch.answered()
         return answer
 
@@ -151,7 +151,7 @@ class Asking:
             return await self._client.read(
                 picture.jpeg,
                 prompt=question.prompt,
-                max_tokens=self.budget(picture, question.room),
+                max_tokens=self.budget(picture, question.token_factor),
                 warm=question.warm,
             )
         except ConnectionRefused as error:
@@ -162,20 +162,20 @@ class Asking:
 
 
 class _Silence:
-    """Whether nobody had an answer since a request first went out."""
+    """Whether the server answered no request of any process since the first one was sent."""
 
     def __init__(self, watch: ServerWatch) -> None:
         self._watch = watch
         self._begun = False
-        self._before: datetime | None = None
+        self._last_answer: datetime | None = None
 
     async def begin(self) -> None:
-        """The request goes out; only the first time counts."""
+        """Start watching when the first request is sent; later calls do nothing."""
         if not self._begun:
-            self._begun, self._before = True, await self._watch.last_answer()
+            self._begun, self._last_answer = True, await self._watch.last_answer()
 
     async def lasts(self) -> bool:
-        return await self._watch.last_answer() == self._before
+        return await self._watch.last_answer() == self._last_answer
 
 
 def _sum(total: int | None, more: int | None) -> int | None:

@@ -21,7 +21,7 @@ from rag_service.parsers.answer_reader import (
 )
 from rag_service.parsers.block_markdown import content_for
 from rag_service.parsers.contract import PageSource, Region
-from rag_service.parsers.page_request import PageAtWork, PagePart
+from rag_service.parsers.page_request import PageInProgress, PagePart
 from rag_service.pdf.results import Crop
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class RegionReader:
         self._dpi = dpi
         self._in_layout = asyncio.Semaphore(_PAGES_IN_LAYOUT)
 
-    async def read(self, page: PageAtWork) -> RegionReadings | None:
+    async def read(self, page: PageInProgress) -> RegionReadings | None:
         """Read each region of the page. Return None if the layout has no region to read.
 
         Raises LayoutUnavailable, PageError of drawing, and what PictureReader.read raises.
@@ -129,15 +129,15 @@ class RegionReader:
         indexes = (region.index for region in to_read)
         return RegionReadings(planned, dict(zip(indexes, readings, strict=True)))
 
-    async def _planned(self, page: PageAtWork) -> list[PlannedRegion]:
+    async def _planned(self, page: PageInProgress) -> list[PlannedRegion]:
         picture = await self._source.layout_picture(page.number, self._dpi)
-        page.drawn(picture.dpi, picture.warnings)
+        page.note_render(picture.dpi, picture.warnings)
         layout = await self._layout.find(picture.jpeg)
         tasks = [(box, task_of(box.label, self._settings)) for box in layout.boxes]
         kept = [(box, task) for box, task in tasks if task is not Task.DROP]
         return [PlannedRegion(index, box, task) for index, (box, task) in enumerate(kept)]
 
-    async def _read(self, page: PageAtWork, region: PlannedRegion, crop: Crop) -> Reading:
+    async def _read(self, page: PageInProgress, region: PlannedRegion, crop: Crop) -> Reading:
         async def smaller() -> PagePart:
             dpi = int(self._dpi * SMALLER)
             return _picture((await self._source.crops(page.number, dpi, [region.box.bbox]))[0])

@@ -1,15 +1,13 @@
-"""The one client of RunPod's serverless API: run, status, cancel, health. Used by durable jobs.
+"""The client of RunPod's serverless API: run, status, cancel, health.
 
-What RunPod answers is judged here by name; what to do about it is the caller's.
+Each kind of answer is a result or an error class; the caller decides what to do about it.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -18,15 +16,20 @@ from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from rag_service.config.options import RunPodOptions
 from rag_service.errors import ConfigurationError, RagServiceError
-from rag_service.runtime.certificates import trusted
-from rag_service.runtime.retry import parse_retry_after
+from rag_service.runtime.http_client import (
+    HttpClient,
+    describe_error,
+    describe_response,
+    retry_after,
+    trusted_certificates,
+)
 
 _REFUSED_KEY = frozenset({401, 403})
 _REFUSED_BODY = frozenset({400, 413, 422})
 
 
 class JobStatus(StrEnum):
-    """A job's status in RunPod's words; a word that we do not know counts as pending."""
+    """A job's status as RunPod names it. An unknown status counts as pending."""
 
     IN_QUEUE = "IN_QUEUE"
     IN_PROGRESS = "IN_PROGRESS"
@@ -55,11 +58,11 @@ class NotAccepted(RagServiceError):
 
 
 class Unreachable(NotAccepted):
-    """Nothing listens there: worth a look at the endpoint before anything else."""
+    """No connection to RunPod: probe the endpoint before the next post."""
 
 
 class LostAnswer(RagServiceError):
-    """The post went out and brought no job id back: the job may exist."""
+    """The post was sent but no job id came back: the job may exist."""
 
 
 class EndpointRefused(RagServiceError):
@@ -67,15 +70,15 @@ class EndpointRefused(RagServiceError):
 
 
 class BodyRefused(RagServiceError):
-    """RunPod refuses this body; posting the same again changes nothing."""
+    """RunPod refuses this body; the same post would be refused again."""
 
 
 class JobNotFound(RagServiceError):
-    """RunPod does not know the job: not yet visible, or gone."""
+    """RunPod does not know the job: it is not visible yet, or RunPod dropped it."""
 
 
 class PollFailed(RagServiceError):
-    """This poll brought nothing; the next may."""
+    """The poll brought no usable answer; the next may."""
 
     def __init__(self, message: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -84,7 +87,7 @@ class PollFailed(RagServiceError):
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """One answer of /status; times in milliseconds as RunPod counts them."""
+    """One answer of /status. `word`: the status as text. Times are in milliseconds."""
 
     status: JobStatus | None
     word: str
@@ -100,16 +103,16 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class EndpointHealth:
-    """Jobs and workers of the endpoint, by RunPod's names."""
+    """Counts of the endpoint's jobs and workers, by RunPod's state names."""
 
     jobs: dict[str, int]
     workers: dict[str, int]
 
     @property
     def has_workers(self) -> bool:
-        """Whether any worker runs or is on its way."""
-        alive = ("idle", "running", "initializing", "ready")
-        return any(self.workers.get(name, 0) > 0 for name in alive)
+        """Return whether any worker runs or is starting."""
+        states = ("idle", "running", "initializing", "ready")
+        return any(self.workers.get(state, 0) > 0 for state in states)
 
 
 class _Report(BaseModel):
@@ -120,33 +123,23 @@ class _Report(BaseModel):
     executionTime: FiniteFloat | None = None
 
 
-class RunPodClient:
-    """Requests to one endpoint, closed with the context."""
+class RunPodClient(HttpClient):
+    """Requests to one endpoint."""
 
     def __init__(self, settings: RunPodOptions, *, base_url: str, endpoint_id: str) -> None:
-        """Base and endpoint are those stored with the job. Raises ConfigurationError."""
+        """`base_url`, `endpoint_id`: those stored with the job. Raises ConfigurationError."""
         if settings.api_key is None:
             raise ConfigurationError("runpod.api_key is not set (RUNPOD_API_KEY).")
         self.url = f"{base_url.rstrip('/')}/{endpoint_id}"
-        self._http = httpx.AsyncClient(
+        http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {settings.api_key.get_secret_value()}"},
             timeout=httpx.Timeout(settings.request_timeout, connect=settings.connect_timeout),
-            verify=trusted(),
+            verify=trusted_certificates(),
         )
-
-    async def __aenter__(self) -> RunPodClient:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._http.aclose()
+        super().__init__(http)
 
     async def run(self, body: bytes) -> str:
-        """Post a job; its id. `body` is the whole JSON body.
+        """Post a job and return its id. `body` is the whole JSON body.
 
         Raises NotAccepted, Unreachable, LostAnswer, EndpointRefused, BodyRefused.
         """
@@ -155,18 +148,18 @@ class RunPodClient:
                 f"{self.url}/run", content=body, headers={"Content-Type": "application/json"}
             )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise Unreachable(f"{self.url} cannot be reached: {_named(error)}") from error
+            raise Unreachable(f"{self.url} cannot be reached: {describe_error(error)}") from error
         except httpx.PoolTimeout as error:
-            raise NotAccepted(f"{self.url}: {_named(error)}") from error
+            raise NotAccepted(f"{self.url}: {describe_error(error)}") from error
         except httpx.RequestError as error:
-            raise LostAnswer(f"The post's answer was lost: {_named(error)}") from error
-        return self._posted(response)
+            raise LostAnswer(f"The answer of the post was lost: {describe_error(error)}") from error
+        return self._posted_id(response)
 
-    def _posted(self, response: httpx.Response) -> str:
-        status, message = response.status_code, _described(response)
+    def _posted_id(self, response: httpx.Response) -> str:
+        status, message = response.status_code, describe_response(response)
         if status == httpx.codes.TOO_MANY_REQUESTS:
-            raise NotAccepted(message, _retry_after(response))
-        self._require_ours(response, endpoint_itself=True)
+            raise NotAccepted(message, retry_after(response))
+        self._require_access(response, endpoint_itself=True)
         if status in _REFUSED_BODY:
             raise BodyRefused(message)
         remote_id = _job_id(response)
@@ -175,28 +168,28 @@ class RunPodClient:
         return remote_id
 
     async def status(self, remote_id: str) -> JobReport:
-        """Where a job is. Raises JobNotFound, PollFailed, EndpointRefused."""
+        """Return the status of a job. Raises JobNotFound, PollFailed, EndpointRefused."""
         response = await self._ask("GET", f"/status/{_segment(remote_id)}")
         if response.status_code == httpx.codes.NOT_FOUND:
-            raise JobNotFound(_described(response))
+            raise JobNotFound(describe_response(response))
         try:
             report = _Report.model_validate(_object(response))
         except ValidationError as error:
-            raise PollFailed(f"Not a job's status: {_described(response)}") from error
+            raise PollFailed(f"Not a job's status: {describe_response(response)}") from error
         return _report(report)
 
     async def cancel(self, remote_id: str) -> None:
-        """Cancel a job; one that is gone is no error. Raises PollFailed, EndpointRefused."""
+        """Cancel a job; an unknown job is no error. Raises PollFailed, EndpointRefused."""
         response = await self._ask("POST", f"/cancel/{_segment(remote_id)}")
         if response.status_code not in {httpx.codes.OK, httpx.codes.NOT_FOUND}:
-            raise PollFailed(_described(response))
+            raise PollFailed(describe_response(response))
 
     async def health(self) -> EndpointHealth:
-        """Raises PollFailed, EndpointRefused."""
+        """Return the endpoint's counts. Raises PollFailed, EndpointRefused."""
         response = await self._ask("GET", "/health")
-        self._require_ours(response, endpoint_itself=True)
+        self._require_access(response, endpoint_itself=True)
         if not response.is_success:
-            raise PollFailed(_described(response))
+            raise PollFailed(describe_response(response))
         body = _object(response)
         return EndpointHealth(_counts(body.get("jobs")), _counts(body.get("workers")))
 
@@ -204,23 +197,23 @@ class RunPodClient:
         try:
             response = await self._http.request(method, self.url + path)
         except httpx.RequestError as error:
-            raise PollFailed(f"{self.url}: {_named(error)}") from error
-        self._require_ours(response)
+            raise PollFailed(f"{self.url}: {describe_error(error)}") from error
+        self._require_access(response)
         if response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
-            raise PollFailed(_described(response), _retry_after(response))
+            raise PollFailed(describe_response(response), retry_after(response))
         return response
 
-    def _require_ours(self, response: httpx.Response, *, endpoint_itself: bool = False) -> None:
-        """Raises EndpointRefused, naming the settings to look at.
+    def _require_access(self, response: httpx.Response, *, endpoint_itself: bool = False) -> None:
+        """Raise EndpointRefused, with the settings to check.
 
-        A 404 speaks of the endpoint where no job was asked for.
+        `endpoint_itself`: the path names no job, so a 404 means that the endpoint does not exist.
         """
         status = response.status_code
-        said = f"{self.url} answered {_described(response)}"
+        answer = f"{self.url} answered {describe_response(response)}"
         if status in _REFUSED_KEY:
-            raise EndpointRefused(f"{said}; check RUNPOD_API_KEY")
+            raise EndpointRefused(f"{answer}; check RUNPOD_API_KEY")
         if endpoint_itself and status == httpx.codes.NOT_FOUND:
-            raise EndpointRefused(f"{said}; check RUNPOD_ENDPOINT_ID and RUNPOD_API_BASE")
+            raise EndpointRefused(f"{answer}; check RUNPOD_ENDPOINT_ID and RUNPOD_API_BASE")
 
 
 def _report(report: _Report) -> JobReport:
@@ -236,7 +229,7 @@ def _report(report: _Report) -> JobReport:
 
 
 def _error_text(error: Any) -> str | None:
-    """A handler's exception comes as a JSON string with the message inside."""
+    """Return the error's message. A handler's exception is a JSON string that contains it."""
     if error is None:
         return None
     if isinstance(error, str):
@@ -250,7 +243,7 @@ def _error_text(error: Any) -> str | None:
 
 
 def _segment(remote_id: str) -> str:
-    """An id in a path: it came from outside, and must not lead elsewhere."""
+    """Return the id quoted for a path: it is foreign input and must not change the path."""
     return quote(remote_id, safe="")
 
 
@@ -258,12 +251,12 @@ def _object(response: httpx.Response) -> dict[str, Any]:
     try:
         body = response.json()
     except ValueError as error:
-        raise PollFailed(f"Not JSON: {_described(response)}") from error
+        raise PollFailed(f"Not JSON: {describe_response(response)}") from error
     return body if isinstance(body, dict) else {}
 
 
 def _job_id(response: httpx.Response) -> Any:
-    """What a success names as the job's id; None for HTML, cut JSON or an error."""
+    """Return the job's id of a success, or None for an error, HTML or cut JSON."""
     try:
         return _object(response).get("id") if response.is_success else None
     except PollFailed:
@@ -274,16 +267,3 @@ def _counts(found: Any) -> dict[str, int]:
     if not isinstance(found, dict):
         return {}
     return {str(name): n for name, n in found.items() if isinstance(n, int)}
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    return parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__} {error}".strip()
-
-
-def _described(response: httpx.Response) -> str:
-    text = " ".join(response.text.split())[:300] or "empty body"
-    return f"HTTP {response.status_code}: {text}"

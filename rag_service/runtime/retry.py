@@ -1,7 +1,7 @@
-"""The one retry schedule for page requests to another service; clients raise TryAgain into it.
+"""The retry schedule of page requests to another service: a client raises TryAgain to use it.
 
-What is worth another request: no connection, a time-out, 502, 503, 504, and 429 by its Retry-After.
-Anything else must not be raised as TryAgain, and ends the schedule at once.
+Worth another request: no connection, a time-out, 502, 503, 504, and 429 after its Retry-After.
+Any other exception ends the schedule at once.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rag_service.config.options import RetryOptions
 log = logging.getLogger(__name__)
 
 RETRYABLE_STATUS = frozenset({429, 502, 503, 504})
-# A server may not hold a page longer than this by asking for it.
+# The longest Retry-After that is obeyed.
 LONGEST_RETRY_AFTER = 600.0
-# "Retry-After: 0" would spend the whole budget at once.
+# "Retry-After: 0" would spend all requests of the schedule at once.
 SHORTEST_RETRY_AFTER = 1.0
 
 _DELAY_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 class TryAgain(Exception):
-    """The request failed in a way that passes; `retry_after` is the server's own wish in seconds.
+    """The request failed and may succeed later; `retry_after`: the server's Retry-After in seconds.
 
-    It comes out of the schedule itself once the last request has failed too.
+    The schedule raises the last one when its last request has failed too.
     """
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
@@ -43,14 +43,14 @@ class TryAgain(Exception):
 def page_schedule(
     settings: RetryOptions, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> AsyncRetrying:
-    """A fresh schedule for one page: len(settings.waits) + 1 requests at most.
+    """Return a new schedule for one page, of at most len(settings.waits) + 1 requests.
 
     Use as `async for attempt in page_schedule(...): with attempt: ...` or call it with the
     function and its arguments. Raises the last TryAgain, and any other exception at once.
     """
 
     def wait(state: RetryCallState) -> float:
-        # tenacity asks for a wait before it asks whether to stop.
+        # tenacity calls `wait` before `stop`, so also after the last attempt.
         if state.attempt_number > len(settings.waits):
             return 0.0
         error = state.outcome.exception() if state.outcome else None
@@ -62,15 +62,15 @@ def page_schedule(
         stop=stop_after_attempt(len(settings.waits) + 1),
         wait=wait,
         retry=retry_if_exception_type(TryAgain),
-        before_sleep=_say_why,
+        before_sleep=_log_retry,
         reraise=True,
     )
 
 
 def wait_before(attempt: int, settings: RetryOptions, retry_after: float | None) -> float:
-    """Seconds between the failed request `attempt` (from 1) and the next.
+    """Return the seconds between the failed request `attempt` (from 1) and the next.
 
-    The schedule's wait spread by ±jitter, or the server's wish spread upwards only.
+    The schedule's wait with ±jitter, or the server's Retry-After with upward jitter only.
     """
     planned = settings.waits[attempt - 1]
     if retry_after is None:
@@ -81,10 +81,10 @@ def wait_before(attempt: int, settings: RetryOptions, retry_after: float | None)
 
 
 def parse_retry_after(value: str | None, now: datetime) -> float | None:
-    """Seconds that a Retry-After header asks for (RFC 9110, 10.2.3: a number or a date).
+    """Return the seconds of a Retry-After header (RFC 9110, 10.2.3: a number or a date).
 
-    None where there is no header or nothing that can be read; a date in the past is 0.
-    `now` is aware.
+    Return None if the header is missing or not valid, 0 for a date in the past. `now` has a
+    time zone.
     """
     text = (value or "").strip()
     if _DELAY_SECONDS.fullmatch(text):
@@ -98,7 +98,7 @@ def parse_retry_after(value: str | None, now: datetime) -> float | None:
     return max(0.0, (date - now).total_seconds())
 
 
-def _say_why(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     seconds = state.next_action.sleep if state.next_action else 0
     log.info("Request %d failed, the next in %.0f s: %s", state.attempt_number, seconds, error)

@@ -1,4 +1,4 @@
-"""The error tree: every class crosses process borders, and every code stands for one thing."""
+"""The error tree: every class can be pickled, and every code has one meaning."""
 
 import copy
 import inspect
@@ -46,7 +46,7 @@ def ids(cls):
 
 @pytest.mark.parametrize("cls", CLASSES, ids=ids)
 @given(message=st.text(), page=st.none() | st.integers(1, 10**6))
-def test_pickles_both_ways(cls, message, page):
+def test_an_error_survives_pickling(cls, message, page):
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         back = pickle.loads(pickle.dumps(cls(message, page=page), protocol))
         original = cls(message, page=page)
@@ -56,7 +56,7 @@ def test_pickles_both_ways(cls, message, page):
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=ids)
-def test_survives_copy_and_pickling_twice(cls):
+def test_an_error_survives_copying_and_pickling_twice(cls):
     error = cls("the sentence", page=7)
     twice = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(copy.copy(error)))))
     assert (twice.message, twice.page) == ("the sentence", 7)
@@ -76,17 +76,17 @@ def test_the_codes_are_exactly_the_documented_ones():
 
 
 @pytest.mark.parametrize("cls", CODED, ids=ids)
-def test_retryable_is_what_the_documents_say(cls):
+def test_the_retryable_codes_are_the_documented_ones(cls):
     assert cls.retryable == (cls.code in RETRYABLE)
 
 
 @pytest.mark.parametrize("base", [DocumentError, PageError, RequestError], ids=ids)
-def test_a_code_means_one_class_at_its_level(base):
+def test_a_code_belongs_to_one_class_of_each_kind(base):
     codes = [cls.code for cls in CODED if issubclass(cls, base)]
     assert sorted(codes) == sorted(set(codes))
 
 
-def test_http_codes_and_document_codes_do_not_mix():
+def test_http_codes_and_document_codes_are_disjoint():
     http = {cls.code for cls in CODED if issubclass(cls, RequestError)}
     others = {cls.code for cls in CODED if not issubclass(cls, RequestError)}
     assert http
@@ -94,7 +94,7 @@ def test_http_codes_and_document_codes_do_not_mix():
     assert not http & others
 
 
-def test_the_codes_of_outcomes_are_those_of_documents_and_pages():
+def test_the_outcome_codes_are_those_of_documents_and_pages():
     endings = {cls.code for cls in CODED if not issubclass(cls, RequestError)}
     assert errors.outcome_codes() == endings
     for code in endings:
@@ -102,11 +102,11 @@ def test_the_codes_of_outcomes_are_those_of_documents_and_pages():
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [("ocr_unavailabel", "ocr_unavailable"), ("pages-failed", "pages_failed"), ("xyz", "internal"),
      ("not_found", "Valid codes|Did you mean")],
 )  # fmt: skip
-def test_an_unknown_code_is_refused_with_those_that_may_be_meant(typed, said):
-    with pytest.raises(errors.InvalidOptions, match=said) as caught:
+def test_an_unknown_code_is_refused_with_similar_ones(typed, message):
+    with pytest.raises(errors.InvalidOptions, match=message) as caught:
         errors.require_outcome_code(typed)
     assert typed in str(caught.value)

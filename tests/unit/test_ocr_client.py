@@ -1,4 +1,4 @@
-"""The OCR client against a server that does everything wrong that servers do."""
+"""The OCR client against a fake server with every known fault."""
 
 import asyncio
 import pickle
@@ -66,7 +66,7 @@ def test_an_answer_carries_text_tokens_and_time(server):
     assert answer.seconds >= 0
 
 
-def test_the_request_is_what_the_model_was_trained_for(server):
+def test_the_request_has_the_form_that_the_model_was_trained_for(server):
     read(server, max_tokens=777, api_key=SecretStr("sesame"))
     request = server.requests[-1]
     assert request.authorization == "Bearer sesame"
@@ -80,20 +80,20 @@ def test_the_request_is_what_the_model_was_trained_for(server):
     }  # fmt: skip
 
 
-def test_without_a_key_none_is_sent(server):
+def test_no_key_is_sent_if_none_is_set(server):
     read(server)
     assert server.requests[-1].authorization is None
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-def test_a_gateways_error_may_pass(server, status):
+def test_a_gateway_error_is_tried_again(server, status):
     server.default = fake.gateway(status)
     with pytest.raises(TryAgain, match=f"HTTP {status}: .*nginx") as caught:
         read(server)
     assert caught.value.retry_after is None
 
 
-def test_429_brings_the_servers_own_wish(server):
+def test_a_429_has_the_seconds_of_its_retry_after(server):
     server.default = fake.busy("17")
     with pytest.raises(TryAgain, match="Slow down") as caught:
         read(server)
@@ -101,13 +101,13 @@ def test_429_brings_the_servers_own_wish(server):
 
 
 @pytest.mark.parametrize("reply", [fake.CUT, fake.DROPPED, fake.BAD_GZIP])
-def test_a_broken_transfer_may_pass(server, reply):
+def test_a_broken_transfer_is_tried_again(server, reply):
     server.default = reply
     with pytest.raises(TryAgain, match=server.url):
         read(server)
 
 
-def test_a_time_out_closes_the_connection_before_anything_else_is_asked(server):
+def test_a_time_out_closes_the_connection_first(server):
     server.default = fake.NEVER
     with pytest.raises(TryAgain, match="ReadTimeout"):
         read(server, read_timeout=0.2)
@@ -134,7 +134,7 @@ def test_a_cancelled_call_closes_its_request(server):
     assert server.requests[0].outcome == "disconnected"
 
 
-def test_a_refused_connection_is_told_from_a_broken_one(server):
+def test_a_refused_connection_differs_from_a_broken_one(server):
     server.refuse()
     with pytest.raises(ConnectionRefused, match="cannot be reached"):
         read(server)
@@ -148,7 +148,7 @@ def test_a_wrong_key_or_model_is_a_configuration_error(server, status):
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_refused_page_is_refused_for_good(server, status):
+def test_a_refused_page_is_not_tried_again(server, status):
     server.default = fake.refusal(status)
     with pytest.raises(Rejected, match="of no use") as caught:
         read(server)
@@ -164,7 +164,7 @@ def test_a_refused_page_is_refused_for_good(server, status):
         "image too large",
     ],
 )
-def test_a_page_refused_for_its_size_is_known_by_the_words(server, message):
+def test_a_refusal_for_size_is_recognised_by_its_words(server, message):
     server.default = fake.refusal(400, message)
     with pytest.raises(RejectedForSize):
         read(server)
@@ -179,13 +179,13 @@ def test_a_page_refused_for_its_size_is_known_by_the_words(server, message):
         fake.Reply(text="half", finish_reason="abort"),
     ],
 )  # fmt: skip
-def test_a_useless_answer_is_the_servers_failure(server, reply):
+def test_an_unusable_answer_is_a_server_failure(server, reply):
     server.default = reply
     with pytest.raises(ServerFailed):
         read(server)
 
 
-def test_broken_characters_come_through_and_are_cleaned_where_they_are_stored(server):
+def test_broken_characters_are_returned_unchanged(server):
     server.default = fake.BROKEN_CHARACTERS
     assert read(server).text == "a\x00b \ud83d c"
 
@@ -203,7 +203,7 @@ def test_a_missing_finish_reason_means_that_the_answer_ended(server):
     ],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
-def test_every_error_survives_the_way_between_processes(error):
+def test_every_error_survives_pickling(error):
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy)) == (type(error), str(error))
     assert getattr(copy, "retry_after", None) == getattr(error, "retry_after", None)
@@ -246,7 +246,7 @@ def test_a_refused_key_is_a_misconfiguration(server):
     assert "wrong" not in found.message
 
 
-def test_a_server_that_sends_elsewhere_is_a_misconfiguration_that_says_where(server):
+def test_a_redirect_is_a_misconfiguration_that_names_its_target(server):
     server.health = fake.Reply(302, headers={"Location": "https://gpu.example/health"})
     found = probe(server)
     assert (found.ok, found.misconfigured) == (False, True)
@@ -254,7 +254,7 @@ def test_a_server_that_sends_elsewhere_is_a_misconfiguration_that_says_where(ser
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_models_that_may_not_be_listed_are_a_misconfiguration(server, status):
+def test_a_refused_list_of_models_is_a_misconfiguration(server, status):
     server.models_status = status
     found = probe(server)
     assert (found.ok, found.misconfigured) == (False, True)
@@ -267,13 +267,13 @@ def test_another_model_is_a_misconfiguration_that_names_both(server):
     assert fake.MODEL in found.message
 
 
-def test_a_server_that_is_away_fails_its_probe(server):
+def test_an_unreachable_server_fails_its_probe(server):
     server.refuse()
     found = probe(server)
     assert (found.ok, found.misconfigured) == (False, False)
 
 
-def test_the_models_context_length_is_asked_for(server):
+def test_the_context_length_is_read_from_the_list_of_models(server):
     server.models = [{"id": "other"}, {"id": fake.MODEL, "max_model_len": 9000, "owned_by": "vllm"}]
     info = ask(server, lambda client: client.model_info())
     assert (info.owner, info.max_model_len) == ("vllm", 9000)

@@ -1,4 +1,4 @@
-"""The retry schedule: how often, how long, and for what."""
+"""The retry schedule: number of requests, waits, and the errors that are tried again."""
 
 import asyncio
 import pickle
@@ -71,7 +71,7 @@ def test_cancellation_is_never_retried():
     assert server.requests == 1
 
 
-def test_retry_after_shares_the_budget():
+def test_waits_by_retry_after_count_as_requests_of_the_schedule():
     server = Server(*[TryAgain("429", retry_after=7) for _ in range(9)])
     with pytest.raises(TryAgain):
         server.ask()
@@ -79,7 +79,7 @@ def test_retry_after_shares_the_budget():
     assert all(7 <= wait <= 7.7 for wait in server.waits)
 
 
-def test_two_pages_do_not_wait_in_step():
+def test_two_pages_wait_for_different_times():
     assert len({wait_before(1, SHIPPED, None) for _ in range(20)}) > 1
     assert len({wait_before(1, SHIPPED, 30) for _ in range(20)}) > 1
 
@@ -107,7 +107,7 @@ def test_each_wait_stays_within_the_jitter(settings, data):
 
 
 @given(retries, st.floats(0, allow_nan=False))
-def test_the_server_never_waits_less_than_it_asked_for(settings, asked):
+def test_the_wait_is_never_shorter_than_retry_after(settings, asked):
     wait = wait_before(1, settings, asked)
     assert wait >= min(asked, retry.LONGEST_RETRY_AFTER)
     assert wait <= retry.LONGEST_RETRY_AFTER * (1 + settings.jitter) + 1e-9
@@ -145,7 +145,7 @@ def test_retry_after_is_read_as_seconds_or_a_date(header, seconds):
 
 
 @given(st.text())
-def test_no_header_breaks_the_parser(header):
+def test_an_invalid_header_is_ignored(header):
     seconds = parse_retry_after(header, NOW)
     assert seconds is None or seconds >= 0
 

@@ -1,4 +1,4 @@
-"""A new client for each document must not read the certificates anew."""
+"""A new client for each document does not read the certificates again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rag_service.config.loader import get_settings
 from rag_service.layout.layout_client import LayoutClient
 from rag_service.ocr.ocr_client import OcrClient
 from rag_service.runpod.runpod_client import RunPodClient
-from rag_service.runtime import certificates
+from rag_service.runtime import http_client
 
 
 def test_clients_of_one_process_read_the_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_clients_of_one_process_read_the_certificates_once(monkeypatch: pytest.M
         return real(*arguments, **options)
 
     monkeypatch.setattr(ssl, "create_default_context", counted)
-    certificates.trusted.cache_clear()
+    http_client.trusted_certificates.cache_clear()
     settings = get_settings()
     ocr = settings.ocr.model_copy(update={"base_url": "https://ocr.example"})
     runpod = settings.runpod.model_copy(update={"api_key": SecretStr("key")})
