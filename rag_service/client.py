@@ -1,4 +1,4 @@
-"""The one HTTP client of our own API, for the commands: typed answers, our errors by their code."""
+"""The HTTP client of this service's API: typed answers, and errors by their code."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from rag_service.runtime.http_client import describe_error
 from rag_service.states import RunState
 
 _CONNECT_SECONDS = 5.0
-# An answer waits for the upload's hash and its store, S3 included.
+# The answer to an upload comes after the file was hashed and stored, on S3 too.
 _ANSWER_SECONDS = 300.0
-_LISTED = 100
-_PAGES = 100
-_MOST_IDS = 1000
-# Uploads are idempotent by their sha256, so a broken connection is worth a few more tries.
+_DOCUMENTS_PER_REQUEST = 100
+_PAGES_PER_REQUEST = 100
+_IDS_PER_REQUEST = 1000
+# An upload is idempotent by its sha256, so it is safe to send it again.
 _RETRY_WAITS = (1.0, 3.0, 9.0)
 _BACKLOG_SECONDS = 10.0
 
@@ -49,7 +49,7 @@ View = TypeVar("View", bound=BaseModel)
 
 
 class Sent(BaseModel):
-    """What became of an upload."""
+    """The document that an upload added or found."""
 
     id: str
     status: RunState
@@ -61,11 +61,11 @@ class _Listing(BaseModel):
     next_cursor: str | None
 
 
-class _Cancelled(BaseModel):
+class _CancelAnswer(BaseModel):
     cancelled: bool
 
 
-class _Redone(BaseModel):
+class _RedoList(BaseModel):
     documents: list[Redo]
 
 
@@ -83,13 +83,14 @@ class _Pages(BaseModel):
 
 
 class Client:
-    """Asks the service at api.url; safe to use from several threads.
+    """A client of the service at api.url; safe to use from several threads.
 
-    Every method raises the error whose code the service answers, and ServiceUnreachable.
+    Every method raises the error class of the code that the service answers with, and
+    ServiceUnreachable.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Raises ConfigurationError for an api.url that is no address."""
+        """Raise ConfigurationError if api.url is not an address."""
         self._closed = threading.Event()
         self._url = settings.api.url.rstrip("/")
         _require_address(self._url)
@@ -98,7 +99,7 @@ class Client:
             base_url=self._url,
             headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else {},
             timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
-            # A proxy of the environment is not for our own machine.
+            # Proxies of the environment are not used for this machine.
             trust_env=not is_loopback(urlsplit(self._url).hostname or ""),
         )
 
@@ -114,7 +115,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End what is under way in other threads too."""
+        """Close the client; requests of other threads are aborted."""
         self._closed.set()
         self._http.close()
 
@@ -131,8 +132,8 @@ class Client:
     ) -> Sent:
         """Upload a file, streamed from the disk.
 
-        Waits for room as long as the service says that its backlog is full; `on_backlog` is told
-        the seconds of each wait. Raises OSError where the file cannot be read.
+        While the service answers that its backlog is full, wait and try again; `on_backlog` gets
+        the seconds of each wait. Raises OSError if the file cannot be read.
         """
         waits = iter(_RETRY_WAITS)
         while True:
@@ -146,25 +147,27 @@ class Client:
                 if wait is None:
                     raise
             if self._closed.wait(wait):
-                raise ServiceUnreachable("The upload was given up.")
+                raise ServiceUnreachable("The upload was aborted.")
 
     def _send_once(self, path: Path, fields: dict[str, str]) -> Sent:
         with path.open("rb") as file:
             answer = self._ask(
-                "POST", "/documents", data=fields, files={"file": (_sent_name(path), file)}
+                "POST", "/documents", data=fields, files={"file": (_upload_name(path), file)}
             )
-        return _parsed(Sent, answer)
+        return _parse(Sent, answer)
 
     def document(self, document_id: str) -> DocumentView:
-        return _parsed(DocumentView, self._ask("GET", f"/documents/{_part(document_id)}"))
+        return _parse(DocumentView, self._ask("GET", f"/documents/{_path_segment(document_id)}"))
 
     def documents(self, filters: dict[str, str], limit: int) -> list[DocumentView]:
-        """The newest documents that the filters leave, at most `limit`."""
+        """Return the newest documents that match the filters, at most `limit`."""
         found: list[DocumentView] = []
         cursor: dict[str, str] = {}
         while len(found) < limit:
-            query = filters | cursor | {"limit": str(min(_LISTED, limit - len(found)))}
-            listing = _parsed(_Listing, self._ask("GET", "/documents", params=query))
+            query = (
+                filters | cursor | {"limit": str(min(_DOCUMENTS_PER_REQUEST, limit - len(found)))}
+            )
+            listing = _parse(_Listing, self._ask("GET", "/documents", params=query))
             found += listing.documents
             if listing.next_cursor is None:
                 break
@@ -172,53 +175,55 @@ class Client:
         return found
 
     def pages(self, document_id: str) -> Iterator[PageView]:
-        """The pages that answer for the document, in order, some at a time."""
+        """Yield the pages of the document's current run in order; some are fetched at a time."""
         after = 0
         while True:
             answer = self._ask(
                 "GET",
-                f"/documents/{_part(document_id)}/pages",
-                params={"after": str(after), "limit": str(_PAGES)},
+                f"/documents/{_path_segment(document_id)}/pages",
+                params={"after": str(after), "limit": str(_PAGES_PER_REQUEST)},
             )
-            batch = _parsed(_Pages, answer)
+            batch = _parse(_Pages, answer)
             yield from batch.pages
             if batch.next_after is None:
                 return
             after = batch.next_after
 
     def page(self, document_id: str, number: int) -> WholePageView:
-        path = f"/documents/{_part(document_id)}/pages/{number}"
-        return _parsed(WholePageView, self._ask("GET", path))
+        path = f"/documents/{_path_segment(document_id)}/pages/{number}"
+        return _parse(WholePageView, self._ask("GET", path))
 
     def jobs(self, document_id: str) -> list[JobView]:
-        """What was posted to RunPod for the document, oldest first."""
-        return _parsed(_Jobs, self._ask("GET", f"/documents/{_part(document_id)}/jobs")).jobs
+        """Return the jobs that were posted to RunPod for the document, oldest first."""
+        return _parse(_Jobs, self._ask("GET", f"/documents/{_path_segment(document_id)}/jobs")).jobs
 
     def servers(self) -> list[ServerView]:
-        """The OCR servers that maintenance has looked at lately."""
-        return _parsed(_Servers, self._ask("GET", "/servers")).servers
+        """Return the OCR servers that maintenance sampled recently."""
+        return _parse(_Servers, self._ask("GET", "/servers")).servers
 
     def cancel(self, document_id: str) -> bool:
-        """False where nothing was at work any more."""
-        answer = self._ask("POST", f"/documents/{_part(document_id)}/cancel")
-        return _parsed(_Cancelled, answer).cancelled
+        """Cancel the active run. Return False if there was none."""
+        answer = self._ask("POST", f"/documents/{_path_segment(document_id)}/cancel")
+        return _parse(_CancelAnswer, answer).cancelled
 
     def delete(self, document_id: str) -> None:
-        self._ask("DELETE", f"/documents/{_part(document_id)}")
+        self._ask("DELETE", f"/documents/{_path_segment(document_id)}")
 
     def redo(self, document_id: str, changes: dict[str, Any]) -> Redo:
-        """Redo one document; `changes` may hold a password."""
-        path = f"/documents/{_part(document_id)}/reprocess"
-        return _parsed(Redo, self._ask("POST", path, json=changes))
+        """Reprocess one document; `changes` may contain a password."""
+        path = f"/documents/{_path_segment(document_id)}/reprocess"
+        return _parse(Redo, self._ask("POST", path, json=changes))
 
-    def redo_many(self, wanted: dict[str, Any]) -> list[Redo]:
-        """Redo what the selectors mean; any number of `ids`."""
-        ids = wanted.get("ids", [])
-        batches = [ids[i : i + _MOST_IDS] for i in range(0, len(ids), _MOST_IDS)] or [[]]
+    def redo_many(self, selectors: dict[str, Any]) -> list[Redo]:
+        """Reprocess the selected documents; `ids` may be of any length."""
+        ids = selectors.get("ids", [])
+        batches = [ids[i : i + _IDS_PER_REQUEST] for i in range(0, len(ids), _IDS_PER_REQUEST)] or [
+            []
+        ]
         redone: list[Redo] = []
         for batch in batches:
-            answer = self._ask("POST", "/reprocess", json=wanted | {"ids": batch})
-            redone += _parsed(_Redone, answer).documents
+            answer = self._ask("POST", "/reprocess", json=selectors | {"ids": batch})
+            redone += _parse(_RedoList, answer).documents
         return redone
 
     def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -235,18 +240,18 @@ class Client:
 
 
 class _Backlog(BacklogFull):
-    """The backlog is full, with the time after which to ask again."""
+    """BacklogFull with the seconds after which to try again."""
 
     seconds: float = _BACKLOG_SECONDS
 
 
 def _error(answer: httpx.Response) -> RagServiceError:
-    """The error that the service's problem details name."""
+    """Return the error of the code in the service's problem details."""
     try:
         problem = answer.json()
         code, detail = problem["code"], problem["detail"]
     except (ValueError, KeyError, TypeError):
-        return _foreign(answer)
+        return _error_without_problem(answer)
     if code == BacklogFull.code:
         full = _Backlog(detail)
         full.seconds = _retry_after(answer)
@@ -254,18 +259,18 @@ def _error(answer: httpx.Response) -> RagServiceError:
     return error_classes().get(code, RagServiceError)(detail)
 
 
-def _foreign(answer: httpx.Response) -> RagServiceError:
-    """What stands in front of the service, or at its address in its place, answered."""
-    where = f"{answer.request.url.copy_with(query=None)} answered {answer.status_code}"
+def _error_without_problem(answer: httpx.Response) -> RagServiceError:
+    """Return the error for an answer of a proxy or of another program at the address."""
+    source = f"{answer.request.url.copy_with(query=None)} answered {answer.status_code}"
     if answer.status_code == HTTPStatus.UNAUTHORIZED:
         return Unauthorized()
     if answer.is_server_error:
-        return ServiceUnreachable(f"{where}; the service itself did not.")
-    return ServiceUnreachable(f"{where}; that is not this service. Check RAG_SERVICE_URL.")
+        return ServiceUnreachable(f"{source}; the service itself did not answer.")
+    return ServiceUnreachable(f"{source}; this is not rag_service. Check RAG_SERVICE_URL.")
 
 
 def error_classes() -> dict[str, type[RagServiceError]]:
-    """The class of each code; for a code that documents and pages share, the document's."""
+    """Return the class of each code; for a code of a document and a page, the document's."""
     classes: dict[str, type[RagServiceError]] = {}
     waiting = [RagServiceError]
     while waiting:
@@ -281,26 +286,26 @@ def _retry_after(answer: httpx.Response) -> float:
     return max(1.0, float(value)) if value.isdecimal() else _BACKLOG_SECONDS
 
 
-def _parsed(view: type[View], answer: httpx.Response) -> View:
+def _parse(view: type[View], answer: httpx.Response) -> View:
     try:
         return view.model_validate_json(answer.content)
     except ValidationError as error:
         raise ServiceUnreachable(
-            f"{answer.request.url.copy_with(query=None)} gave an answer that this version does "
-            f"not understand ({error.error_count()} differences). Is it the same version?"
+            f"{answer.request.url.copy_with(query=None)}: this version cannot read the answer "
+            f"({error.error_count()} differences). Is the service of the same version?"
         ) from error
 
 
-def _sent_name(path: Path) -> str:
-    """The name with a space for each control character, as it is stored.
+def _upload_name(path: Path) -> str:
+    """Return the name with a space for each control character, as the service stores it.
 
-    The HTTP client would escape more of them than the standard, and nobody could undo it.
+    httpx escapes more characters than the standard, and the service could not undo that.
     """
     return "".join(letter if letter >= " " else " " for letter in path.name)
 
 
-def _part(document_id: str) -> str:
-    """An id as one part of a path, whatever was typed."""
+def _path_segment(document_id: str) -> str:
+    """Return the id quoted as one segment of a path, whatever was typed."""
     return quote(document_id, safe="") or "-"
 
 

@@ -1,4 +1,4 @@
-"""The words of the design as enums: run and page states, plans, priorities. Used everywhere."""
+"""States, plans, priorities and other closed lists of words, as enums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum, StrEnum
 
 
 class RunState(StrEnum):
-    """Where a run is on its way."""
+    """The state of a run."""
 
     QUEUED = "queued"
     PREPARING = "preparing"
@@ -24,24 +24,24 @@ HELD = frozenset({RunState.PREPARING, RunState.OCR, RunState.FINISHING})
 
 
 class Stage(StrEnum):
-    """A kind of work; also the name of its Celery queue."""
+    """A stage of a run; the value is also the name of its Celery queue."""
 
     PREPARE = "prepare"
     OCR = "ocr"
 
     @property
     def waiting(self) -> RunState:
-        """The state a run of this stage is claimed from and released to."""
+        """The state from which a run of this stage is claimed, and to which it is released."""
         return RunState.QUEUED if self is Stage.PREPARE else RunState.READY
 
     @property
     def working(self) -> RunState:
-        """The state a claimed run of this stage is in."""
+        """The state of a claimed run of this stage."""
         return RunState.PREPARING if self is Stage.PREPARE else RunState.OCR
 
 
 class PageState(StrEnum):
-    """What came of a page; anything but pending is done."""
+    """The state of a page. A page is done when it is not pending."""
 
     PENDING = "pending"
     NATIVE = "native"
@@ -53,7 +53,7 @@ class PageState(StrEnum):
 
 
 class LayoutMode(StrEnum):
-    """How pages are read: whole, block by block, or whole and by blocks where that fails."""
+    """How pages are read: whole, by regions, or whole and then by regions if that fails."""
 
     PAGE = "page"
     REGIONS = "regions"
@@ -64,7 +64,7 @@ GOOD = frozenset(PageState) - {PageState.PENDING, PageState.FAILED}
 
 
 class WaitingFor(StrEnum):
-    """Why a run that nobody works on waits."""
+    """The reason why a run waits for a worker."""
 
     WORKER = "worker"
     QUEUE = "queue"
@@ -75,7 +75,7 @@ class WaitingFor(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a post to a remote service is: one row a post."""
+    """The state of a post to a remote service; each post has one row."""
 
     SUBMITTING = "submitting"
     LOST = "lost"
@@ -84,7 +84,7 @@ class JobState(StrEnum):
 
 
 class JobOutcome(StrEnum):
-    """How a post ended."""
+    """The result of a post."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -97,7 +97,7 @@ class JobOutcome(StrEnum):
 
 
 class PostReason(StrEnum):
-    """Why a job was posted; anything but the first post of a page has a cause."""
+    """The reason of a post."""
 
     FIRST = "first"
     LOST_ANSWER = "lost_answer"
@@ -107,14 +107,14 @@ class PostReason(StrEnum):
 
 
 class Priority(IntEnum):
-    """Lower is claimed first."""
+    """The priority of a run; a lower value is claimed first."""
 
     INTERACTIVE = 0
     BULK = 1
 
 
 class ServerState(StrEnum):
-    """What is known of an OCR server."""
+    """The last known state of an OCR server."""
 
     UP = "up"
     DOWN = "down"
@@ -123,7 +123,7 @@ class ServerState(StrEnum):
 
 
 class OcrMode(StrEnum):
-    """Which pages go to the OCR server: those that need it, all, none."""
+    """Which pages the OCR server reads: those that need it, all, none."""
 
     AUTO = "auto"
     FORCE = "force"
@@ -131,14 +131,14 @@ class OcrMode(StrEnum):
 
 
 class PagePlan(StrEnum):
-    """What is to be done with a page."""
+    """How a page is to be processed."""
 
     NATIVE = "native"
     OCR = "ocr"
     BLANK = "blank"
 
 
-# What PP-DocLayoutV3 calls the blocks of a page; every layout model's own names become these.
+# The region labels of PP-DocLayoutV3. The labels of other layout models are mapped to these.
 LAYOUT_LABELS = (
     "abstract", "algorithm", "aside_text", "chart", "content", "display_formula", "doc_title",
     "figure_title", "footer", "footer_image", "footnote", "formula_number", "header",

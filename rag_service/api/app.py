@@ -1,4 +1,4 @@
-"""The HTTP service as an application and as a process. Started by `rag-service serve`."""
+"""The HTTP service: the application and its process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rag_service.api import (
     server_routes,
     webhooks,
 )
-from rag_service.api.resources import Services
+from rag_service.api.resources import ApiResources
 from rag_service.config.options import Settings
 from rag_service.documents.incoming_file import remove_stale
 from rag_service.runtime.http_server import HttpServer
@@ -51,9 +51,9 @@ _PARTS = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service over these settings.
+    """Return the application.
 
-    Raises ConfigurationError where it would be open to others without a key.
+    Raises ConfigurationError if it would be open to other machines without a key.
     """
     auth.require_safe_binding(settings.api)
     app = FastAPI(
@@ -65,34 +65,34 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         lifespan=_lifespan,
     )
-    services = Services(settings)
-    app.state.services = services
+    resources = ApiResources(settings)
+    app.state.resources = resources
     for part in _PARTS:
         app.include_router(part.router)
     problems.install(app, (route for part in _PARTS for route in part.router.routes))
-    # The last one added sees a request first.
-    app.add_middleware(auth.Gate, api=settings.api)
+    # The last middleware added handles a request first.
+    app.add_middleware(auth.AccessControl, api=settings.api)
     app.add_middleware(problems.CatchAll)
     app.add_middleware(early_response.EarlyResponse)
-    app.add_middleware(metrics_route.Measure, telemetry=services.telemetry)
+    app.add_middleware(metrics_route.RequestMetrics, telemetry=resources.telemetry)
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    services: Services = app.state.services
-    services.limit_threads()
-    removed = await anyio.to_thread.run_sync(remove_stale, services.settings)
+    resources: ApiResources = app.state.resources
+    resources.limit_threads()
+    removed = await anyio.to_thread.run_sync(remove_stale, resources.settings)
     if removed:
-        log.info("Removed %d files of uploads that were broken off", removed)
+        log.info("Removed %d files of interrupted uploads", removed)
     yield
-    await services.pictures.close()
+    await resources.page_images.close()
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT: requests in hand are answered, streams end.
+    """Serve until SIGTERM or SIGINT. Open requests are answered; event streams end.
 
-    Raises ConfigurationError; exits 3 on a taken address.
+    Raises ConfigurationError. Exits with status 3 if the address is in use.
     """
     configure_logging(settings)
     asyncio.run(_serve(settings))
@@ -100,7 +100,7 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     app = create_app(settings)
-    stopping = app.state.services.stopping
+    stopping = app.state.resources.stopping
     config = uvicorn.Config(
         app,
         host=settings.api.host,

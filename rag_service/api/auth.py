@@ -1,7 +1,7 @@
-"""Who may ask: the bearer key where one is set, otherwise this machine's own programs alone.
+"""Access control: the bearer key if one is set, otherwise only programs on this machine.
 
-Used by app. Without a key, Host and Origin are checked, so that no page in a browser on this
-machine can reach the service under a name of its own (DNS rebinding).
+Without a key, Host and Origin are checked, so that no web page in a browser on this machine can
+reach the service under another host name (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from rag_service.config.options import ApiOptions
 from rag_service.errors import ConfigurationError, Forbidden, Unauthorized
 
 OPEN_PATHS = frozenset({"/health/live"})
-# Its token is its key.
+# The token in a webhook's path takes the place of the key.
 WEBHOOKS = "/webhooks/runpod/"
 _HTTP_PORT = 80
 
 
 def require_safe_binding(api: ApiOptions) -> None:
-    """Raise ConfigurationError where the service would listen beyond loopback without a key."""
+    """Raise ConfigurationError if the service would listen beyond loopback without a key."""
     if api.key is None and not is_loopback(api.host):
         raise ConfigurationError(
-            f"api.host is {api.host}, which others can reach, but api.key is not set: "
+            f"api.host is {api.host}, which other machines can reach, but api.key is not set: "
             "set RAG_SERVICE_API_KEY, or listen on 127.0.0.1."
         )
 
 
-class Gate:
-    """Turns away what may not ask, before any of its body is read."""
+class AccessControl:
+    """Middleware: refuse a request without access before its body is read."""
 
     def __init__(self, app: ASGIApp, api: ApiOptions) -> None:
         self._app = app
         self._key = api.key.get_secret_value().encode() if api.key else None
         self._hosts = _own_hosts(api)
-        self._hosts_of_webhooks = self._hosts | _public_hosts(api)
+        self._webhook_hosts = self._hosts | _public_hosts(api)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -53,19 +53,18 @@ class Gate:
         headers = Headers(scope=scope)
         path = scope["path"]
         if self._key is None:
-            called_back = path.startswith(WEBHOOKS)
-            hosts = self._hosts_of_webhooks if called_back else self._hosts
-            return self._refuse_strangers(headers, hosts)
-        if path in OPEN_PATHS or path.startswith(WEBHOOKS) or self._carries_key(headers):
+            hosts = self._webhook_hosts if path.startswith(WEBHOOKS) else self._hosts
+            return self._refuse_foreign(headers, hosts)
+        if path in OPEN_PATHS or path.startswith(WEBHOOKS) or self._has_key(headers):
             return None
         return problems.error_response(Unauthorized())
 
-    def _carries_key(self, headers: Headers) -> bool:
+    def _has_key(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(given.strip().encode("latin-1"), self._key or b"")
         return same and scheme.lower() == "bearer"
 
-    def _refuse_strangers(self, headers: Headers, hosts: frozenset[str]) -> Response | None:
+    def _refuse_foreign(self, headers: Headers, hosts: frozenset[str]) -> Response | None:
         host = headers.get("host", "").lower()
         if host not in hosts:
             return _forbidden(f"The Host {host!r} is not a name of this service.")
@@ -80,9 +79,9 @@ def _forbidden(reason: str) -> Response:
 
 
 def _public_hosts(api: ApiOptions) -> frozenset[str]:
-    """What RunPod names as Host, where the proxy of api.public_url passes it on."""
-    place = urlsplit(api.public_url or "").netloc.rpartition("@")[2].lower()
-    return frozenset({place} if place else ())
+    """Return the host of api.public_url: RunPod's Host header, if a proxy passes it on."""
+    host = urlsplit(api.public_url or "").netloc.rpartition("@")[2].lower()
+    return frozenset({host} if host else ())
 
 
 def _own_hosts(api: ApiOptions) -> frozenset[str]:

@@ -1,6 +1,6 @@
-"""The page /docs: every operation on one sheet that loads nothing from elsewhere. Part of the API.
+"""The page /docs: all operations on one page that loads nothing from other servers.
 
-Customers' machines are offline, so the usual viewers, which come from a CDN, would stay blank.
+Machines of customers are offline, and the usual viewers load their scripts from a CDN.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def docs(request: Request) -> HTMLResponse:
 
 @router.get("/")
 async def root() -> RedirectResponse:
-    """Who looks at the bare address wants to know what is here."""
+    """Redirect the bare address to /docs."""
     return RedirectResponse("/docs")
 
 
@@ -95,6 +95,6 @@ def _table(title: str, rows: Iterator[tuple[str, str]]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text with `code` marked as such."""
+    """Return the text as HTML, with `…` as code."""
     pieces = escape(text).split("`")
     return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))

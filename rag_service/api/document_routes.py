@@ -1,4 +1,4 @@
-"""The routes of documents: add, list, look at, cancel, delete. Part of the API."""
+"""The routes of documents: add, list, show, cancel, delete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rag_service import errors
 from rag_service.api import upload
 from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
-from rag_service.api.resources import Here, Services
+from rag_service.api.resources import ApiResources, Resources
 from rag_service.documents import deletion
 from rag_service.documents.decryption import unlocked
 from rag_service.documents.intake import Accepted, accept, check_options, require_backlog_space
@@ -30,7 +30,7 @@ router = APIRouter(tags=["documents"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
 OPTIONS = ("collection", "parser", "ocr", "priority", "password")
 _ID = re.compile(r"[0-9a-f]{32}")
-# From this size on the backlog is looked at before the body is read.
+# From this size on the backlog limit is checked before the body is read.
 _LARGE_BYTES = 1024 * 1024
 _LISTED = 50
 _SHOWN_LETTERS = 64
@@ -38,15 +38,15 @@ _MOST_LISTED = 500
 
 
 def require_id(document_id: str) -> str:
-    """The id itself; NotFound for what no document can be called."""
+    """Return the id. Raises NotFound if it cannot be the id of a document."""
     if not _ID.fullmatch(document_id):
-        raise unknown(document_id)
+        raise no_such_document(document_id)
     return document_id
 
 
-def unknown(document_id: str) -> NotFound:
-    """Names the id, cut where it is no id at all."""
-    return NotFound(f"There is no document {document_id[:_SHOWN_LETTERS]}.")
+def no_such_document(document_id: str) -> NotFound:
+    """Return the error with the id, which is cut if it is too long for an id."""
+    return NotFound(f"No document {document_id[:_SHOWN_LETTERS]}.")
 
 
 async def _path_id(document_id: str) -> str:
@@ -55,27 +55,29 @@ async def _path_id(document_id: str) -> str:
 
 DocumentId = Annotated[str, Depends(_path_id)]
 # PostgreSQL refuses NUL in text.
-Word = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
+ShortText = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 
 
 class AcceptedView(BaseModel):
-    """What became of an upload."""
+    """The document that an upload added or found."""
 
-    id: str = Field(examples=["0b1f5e0c9a5d4c1f8b7e6d5c4b3a2918"])
-    status: RunState
-    duplicate: bool = Field(description="The same bytes are in this collection already.")
+    id: str = Field(description="The document's id.", examples=["0b1f5e0c9a5d4c1f8b7e6d5c4b3a2918"])
+    status: RunState = Field(description="Status of the document's newest run.")
+    duplicate: bool = Field(description="The collection had a document with the same bytes before.")
 
 
 class DocumentList(BaseModel):
-    """A page of the listing, newest first."""
+    """One page of the list of documents, newest first."""
 
     documents: list[DocumentView]
-    next_cursor: str | None = Field(description="Send it as `cursor` for the next page.")
+    next_cursor: str | None = Field(
+        description="Send it as `cursor` to get the next page; null on the last page."
+    )
 
 
 class CancelView(BaseModel):
     id: str
-    cancelled: bool = Field(description="False where nothing was at work any more.")
+    cancelled: bool = Field(description="False if the document had no active run.")
 
 
 _UPLOAD_FORM: dict[str, Any] = {
@@ -90,16 +92,33 @@ _UPLOAD_FORM: dict[str, Any] = {
                         upload.FILE: {
                             "type": "string",
                             "format": "binary",
-                            "description": "PDF, PNG, JPEG, TIFF or WebP; told by its bytes.",
+                            "description": "PDF, PNG, JPEG, TIFF or WebP, recognised by its bytes.",
                         },
-                        "collection": {"type": "string", "default": "default"},
-                        "parser": {"type": "string"},
-                        "ocr": {"type": "string", "enum": [m.value for m in OcrMode]},
-                        "priority": {"type": "string", "enum": [p.name.lower() for p in Priority]},
+                        "collection": {
+                            "type": "string",
+                            "default": "default",
+                            "description": "The collection that the document is added to.",
+                        },
+                        "parser": {
+                            "type": "string",
+                            "description": "The parser that reads the pages; "
+                            "default: the setting parser.default.",
+                        },
+                        "ocr": {
+                            "type": "string",
+                            "enum": [m.value for m in OcrMode],
+                            "description": "Pages that the OCR server reads: those that need it "
+                            "(auto), all (force), none (off).",
+                        },
+                        "priority": {
+                            "type": "string",
+                            "enum": [p.name.lower() for p in Priority],
+                            "description": "interactive runs are claimed before bulk runs.",
+                        },
                         "password": {
                             "type": "string",
                             "format": "password",
-                            "description": "Opens an encrypted PDF once; it is not kept.",
+                            "description": "Opens an encrypted PDF; used once, not stored.",
                         },
                     },
                 }
@@ -118,7 +137,7 @@ _UPLOAD_FORM: dict[str, Any] = {
     responses={
         200: {
             "model": AcceptedView,
-            "description": "The same bytes are here already, with the same options.",
+            "description": "The document was added before with the same options.",
         },
         **error_responses(
             errors.UnsupportedType,
@@ -131,18 +150,20 @@ _UPLOAD_FORM: dict[str, Any] = {
         ),
     },
 )
-async def add_document(request: Request, here: Here) -> JSONResponse:
-    """Store a file and queue it to be read.
+async def add_document(request: Request, resources: Resources) -> JSONResponse:
+    """Store a file and queue a run for it.
 
-    The form's parts may come in any order. 202: a run was queued, and `duplicate` says whether
-    the document was known, from a run that had failed or was cancelled. 200: the document is
-    known and at work or processed with these options; nothing was done. 409 `options_differ`:
-    known with other options; use reprocess.
+    The parts of the form may come in any order. 202: a run was queued; `duplicate` is true if
+    the document was added before and its run had failed or was cancelled. 200: the document was
+    added before with the same options and is active or processed; nothing was changed. 409
+    `options_differ`: it was added before with other options; use reprocess.
     """
-    async with here.uploads:
-        await _require_room(request, here)
-        async with upload.received(request, here.settings, OPTIONS, takes_file=True) as form:
-            accepted = await _accept(form, here)
+    async with resources.upload_slots:
+        await _require_backlog_space(request, resources)
+        async with upload.receive_form(
+            request, resources.settings, OPTIONS, takes_file=True
+        ) as form:
+            accepted = await _accept(form, resources)
     view = AcceptedView(id=accepted.id, status=accepted.status, duplicate=accepted.duplicate)
     return JSONResponse(
         view.model_dump(mode="json"),
@@ -151,31 +172,31 @@ async def add_document(request: Request, here: Here) -> JSONResponse:
     )
 
 
-async def _require_room(request: Request, here: Services) -> None:
-    """Who sends much, or does not say how much, need not send it in vain."""
+async def _require_backlog_space(request: Request, resources: ApiResources) -> None:
+    """Refuse a large upload, or one of unknown size, before its body is sent in vain."""
     length = request.headers.get("content-length", "")
     if not length.isdecimal() or int(length) >= _LARGE_BYTES:
-        await anyio.to_thread.run_sync(require_backlog_space, here.settings)
+        await anyio.to_thread.run_sync(require_backlog_space, resources.settings)
 
 
-async def _accept(form: upload.Form, here: Services) -> Accepted:
+async def _accept(form: upload.Form, resources: ApiResources) -> Accepted:
     chosen = dict(form.fields)
     password = chosen.pop("password", None)
-    options = check_options(here.settings, **chosen)
-    spool = form.spool
-    media_type = spool.finish()
-    async with unlocked(here.settings, spool.path, media_type, password) as decrypted:
+    options = check_options(resources.settings, **chosen)
+    file = form.file
+    media_type = file.finish()
+    async with unlocked(resources.settings, file.path, media_type, password) as decrypted:
         return await anyio.to_thread.run_sync(
             partial(
-                _commit, here, spool=spool, filename=form.filename, options=options,
+                _store, resources, spool=file, filename=form.filename, options=options,
                 decrypted=decrypted,
             ),
-            limiter=here.commits,
+            limiter=resources.commit_limiter,
         )  # fmt: skip
 
 
-def _commit(here: Services, **upload_: Any) -> Accepted:
-    return accept(here.settings, here.store, **upload_)
+def _store(resources: ApiResources, **arguments: Any) -> Accepted:
+    return accept(resources.settings, resources.store, **arguments)
 
 
 @router.get(
@@ -184,59 +205,62 @@ def _commit(here: Services, **upload_: Any) -> Accepted:
     responses=error_responses(errors.InvalidOptions),
 )
 def documents(
-    here: Here,
+    resources: Resources,
     status: Annotated[RunState | None, Query(description="Status of the current run.")] = None,
-    collection: Annotated[Word | None, Query()] = None,
+    collection: Annotated[ShortText | None, Query(description="Name of the collection.")] = None,
     error: Annotated[
-        Word | None, Query(description="Error code of the newest run.", examples=["encrypted_pdf"])
+        ShortText | None,
+        Query(description="Error code of the newest run.", examples=["encrypted_pdf"]),
     ] = None,
-    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _LISTED,
+    cursor: Annotated[str | None, Query(description="`next_cursor` of the previous page.")] = None,
+    limit: Annotated[
+        int, Query(ge=1, le=_MOST_LISTED, description="Documents on a page.")
+    ] = _LISTED,
 ) -> DocumentList:
-    """Documents, newest first, a page at a time; the filters narrow them together."""
+    """Return documents, newest first, one page at a time. All filters must match."""
     if error is not None:
         errors.require_outcome_code(error)
-    chosen = Filter(status, collection, error, _place(cursor) if cursor else None)
-    found = list_documents(chosen, limit + 1, here.ocr_server)
+    chosen = Filter(status, collection, error, _decode_cursor(cursor) if cursor else None)
+    found = list_documents(chosen, limit + 1, resources.ocr_server)
     shown = found[:limit]
     return DocumentList(
-        documents=shown, next_cursor=_cursor(shown[-1]) if len(found) > limit else None
+        documents=shown, next_cursor=_encode_cursor(shown[-1]) if len(found) > limit else None
     )
 
 
-def _cursor(last: DocumentView) -> str:
-    place = f"{last.created_at.isoformat()} {last.id}"
-    return base64.urlsafe_b64encode(place.encode()).decode()
+def _encode_cursor(last: DocumentView) -> str:
+    position = f"{last.created_at.isoformat()} {last.id}"
+    return base64.urlsafe_b64encode(position.encode()).decode()
 
 
-def _place(cursor: str) -> tuple[datetime, str]:
+def _decode_cursor(cursor: str) -> tuple[datetime, str]:
     try:
         moment, _, document_id = base64.urlsafe_b64decode(cursor).decode("ascii").partition(" ")
         created_at = datetime.fromisoformat(moment)
         if created_at.tzinfo is None or not _ID.fullmatch(document_id):
-            raise ValueError("not made by _cursor")
+            raise ValueError("not made by _encode_cursor")
     except ValueError as error:
-        raise InvalidOptions("cursor: this is not one of ours.") from error
+        raise InvalidOptions("cursor: invalid cursor.") from error
     return created_at, document_id
 
 
 @router.get(
-    "/documents/{document_id}", summary="Look at a document", responses=error_responses(NotFound)
+    "/documents/{document_id}", summary="Show a document", responses=error_responses(NotFound)
 )
-def document(document_id: DocumentId, here: Here) -> DocumentView:
-    """The document, its progress and what came of it.
+def document(document_id: DocumentId, resources: Resources) -> DocumentView:
+    """Return the document with its progress and its result.
 
-    `status`, `pages`, `error` are those of its current run: the newest processed one, else the
-    failed one with the most good pages, else the run at work. `latest_run` is the newest.
+    `status`, `pages` and `error` are those of its current run: the newest processed run, else the
+    failed run with the most good pages, else the active run. `latest_run` is the newest run.
     """
-    return require_document(document_id, here)
+    return require_document(document_id, resources)
 
 
-def require_document(document_id: str, here: Services) -> DocumentView:
-    """The document. Raises NotFound."""
-    found = get_document(document_id, here.ocr_server)
+def require_document(document_id: str, resources: ApiResources) -> DocumentView:
+    """Return the document. Raises NotFound."""
+    found = get_document(document_id, resources.ocr_server)
     if found is None:
-        raise unknown(document_id)
+        raise no_such_document(document_id)
     return found
 
 
@@ -246,7 +270,7 @@ def require_document(document_id: str, here: Services) -> DocumentView:
     responses=error_responses(NotFound),
 )
 def cancel(document_id: DocumentId) -> CancelView:
-    """End the run at work; pages that are done stay, and reprocess goes on from them."""
+    """Cancel the active run. Its finished pages are kept; reprocess reuses them."""
     return CancelView(id=document_id, cancelled=deletion.cancel(document_id))
 
 
@@ -257,6 +281,9 @@ def cancel(document_id: DocumentId) -> CancelView:
     responses=error_responses(NotFound),
 )
 def delete(document_id: DocumentId) -> Response:
-    """Cancel and remove the document with its pages and bytes; the same file may come again."""
+    """Cancel the run and delete the document, its pages and its bytes.
+
+    The same file can be added again at once.
+    """
     deletion.delete(document_id)
     return Response(status_code=204)

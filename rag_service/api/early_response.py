@@ -1,8 +1,8 @@
-"""Answers that come before the request's body has ended, delivered in spite of it. Used by app.
+"""Early responses: answers that are sent before the request's body has ended.
 
-A server that closes while bytes still arrive resets the connection, and the client may never
-see why it was refused (RFC 9112, section 9.6). So after such an answer what arrives is thrown
-away for a short while, and then the connection closes.
+A server that closes a connection while bytes arrive resets it, and the client may never see the
+answer (RFC 9112, section 9.6). So after an early response the rest of the body is read and
+discarded for a few seconds; then the connection is closed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import suppress
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_LINGER_SECONDS = 5.0
-# The rest of a body this small is read by the server itself, and the connection stays.
+_DISCARD_SECONDS = 5.0
+# uvicorn reads the rest of a body this small itself and keeps the connection open.
 _SMALL_BODY = 65536
 
 
 class EarlyResponse:
-    """Closes connections whose request was answered early, but not in the client's face."""
+    """Middleware: close a connection after an early response, but only once it can be read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -33,17 +33,17 @@ class EarlyResponse:
 
 
 class _Exchange:
-    """One request with a body of its own, and its answer."""
+    """One request with a body, and its response."""
 
     def __init__(self, headers: Headers, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
         self._ended = False
-        # Who waits for "100 Continue" sends nothing until the body is asked for.
-        self._arriving = headers.get("expect", "").lower() != "100-continue"
+        # A client that expects "100 Continue" sends nothing before the body is read.
+        self._body_expected = headers.get("expect", "").lower() != "100-continue"
 
     async def receive(self) -> Message:
-        self._arriving = True
+        self._body_expected = True
         message = await self._receive()
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             self._ended = True
@@ -53,7 +53,7 @@ class _Exchange:
         if not self._ended and message["type"] == "http.response.start":
             MutableHeaders(scope=message)["connection"] = "close"
         last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        if last and not self._ended and self._arriving:
+        if last and not self._ended and self._body_expected:
             await self._send({**message, "more_body": True})
             await self._discard()
             message = {"type": "http.response.body", "body": b""}
@@ -61,7 +61,7 @@ class _Exchange:
 
     async def _discard(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_SECONDS):
+            async with asyncio.timeout(_DISCARD_SECONDS):
                 while not self._ended:
                     await self.receive()
 

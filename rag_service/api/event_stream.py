@@ -1,6 +1,6 @@
-"""Progress of one document as server-sent events. Part of the API.
+"""The progress of one document as server-sent events.
 
-Counted from what is stored, so a stream that is opened anew after a restart goes on rightly.
+Events are computed from stored rows, so a client can reconnect after a restart of the service.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fastapi.responses import StreamingResponse
 from rag_service.api.document_routes import DocumentId, require_document
 from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
-from rag_service.api.resources import Here, Services
+from rag_service.api.resources import ApiResources, Resources
 from rag_service.errors import NotFound
 from rag_service.knowledgebase.document_queries import get_document
 from rag_service.knowledgebase.views import DocumentView
@@ -25,9 +25,9 @@ from rag_service.states import TERMINAL
 
 router = APIRouter(tags=["documents"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 15.0
-# They change by themselves while nothing happens.
+# They change with time, so a change of these alone is no event.
 _CLOCKS = {"eta_seconds", "wait_seconds", "run_seconds"}
 
 
@@ -43,38 +43,38 @@ _CLOCKS = {"eta_seconds", "wait_seconds", "run_seconds"}
         **error_responses(NotFound),
     },
 )
-async def events(document_id: DocumentId, here: Here) -> StreamingResponse:
-    """Server-sent events: `progress` at once and whenever something has changed, `end` when the
-    newest run has ended or the document was deleted, after which the stream closes.
+async def events(document_id: DocumentId, resources: Resources) -> StreamingResponse:
+    """Send server-sent events: `progress` at once and after every change; `end` when the newest
+    run has ended or the document was deleted. Then the stream closes.
 
-    The data of both is the document as `GET /documents/{id}` gives it; `end` of a deleted
-    document has none (`null`). A comment every 15 seconds keeps the connection open.
+    The data of both is the document as in `GET /documents/{id}`, or `null` if it was deleted. A
+    comment every 15 seconds keeps the connection open.
     """
-    first = await anyio.to_thread.run_sync(require_document, document_id, here)
+    first = await anyio.to_thread.run_sync(require_document, document_id, resources)
     return StreamingResponse(
-        _follow(first, here),
+        _follow(first, resources),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _follow(document: DocumentView, here: Services) -> AsyncIterator[str]:
-    look = partial(get_document, document.id, here.ocr_server)
-    seen: DocumentView | None = None
+async def _follow(document: DocumentView, resources: ApiResources) -> AsyncIterator[str]:
+    read = partial(get_document, document.id, resources.ocr_server)
+    sent: DocumentView | None = None
     current: DocumentView | None = document
-    spoken = time.monotonic()
-    while current is not None and not here.stopping.is_set():
-        if seen is None or _differs(seen, current):
+    sent_at = time.monotonic()
+    while current is not None and not resources.stopping.is_set():
+        if sent is None or _differs(sent, current):
             yield _event("progress", current)
-            seen, spoken = current, time.monotonic()
+            sent, sent_at = current, time.monotonic()
         if current.latest_run.status in TERMINAL:
             break
-        if time.monotonic() - spoken >= _HEARTBEAT_SECONDS:
+        if time.monotonic() - sent_at >= _HEARTBEAT_SECONDS:
             yield ": still here\n\n"
-            spoken = time.monotonic()
-        await asyncio.sleep(_LOOK_SECONDS)
-        current = await anyio.to_thread.run_sync(look)
-    if not here.stopping.is_set():
+            sent_at = time.monotonic()
+        await asyncio.sleep(_POLL_SECONDS)
+        current = await anyio.to_thread.run_sync(read)
+    if not resources.stopping.is_set():
         yield _event("end", current)
 
 

@@ -1,4 +1,4 @@
-"""The routes that monitors ask: alive, ready. Part of the API."""
+"""The health routes: live, ready."""
 
 from __future__ import annotations
 
@@ -9,42 +9,45 @@ import anyio
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from rag_service.api.resources import Here
+from rag_service.api.resources import Resources
 from rag_service.monitoring import readiness
 from rag_service.monitoring.readiness import Health, HealthStatus
 
 router = APIRouter(prefix="/health", tags=["health"])
 
 
-class Alive(BaseModel):
+class LivenessView(BaseModel):
     status: str
 
 
-@router.get("/live", summary="The process runs")
-async def live() -> Alive:
-    """Always 200, without a key: the process answers."""
-    return Alive(status="alive")
+@router.get("/live", summary="Liveness of the process")
+async def live() -> LivenessView:
+    """Return 200 while the process answers. No key is needed."""
+    return LivenessView(status="alive")
 
 
 @router.get(
     "/ready",
-    summary="The service can do its work",
-    responses={503: {"model": Health, "description": "PostgreSQL or the document store fails."}},
+    summary="Readiness of the service",
+    responses={
+        503: {"model": Health, "description": "PostgreSQL or the document store does not work."}
+    },
 )
-async def ready(here: Here, response: Response) -> Health:
-    """200 while documents can be accepted and read back; `degraded` names what else is amiss:
-    broker, ghostscript, prepare_worker, ocr_worker, maintenance, ocr_server, layout_server,
-    no_gpu_workers, starved.
+async def ready(resources: Resources, response: Response) -> Health:
+    """Return 200 if documents can be added and read, else 503 with the causes in `failed`.
+
+    `degraded` lists what makes documents wait: broker, ghostscript, prepare_worker, ocr_worker,
+    maintenance, ocr_server, layout_server, no_gpu_workers, starved.
     """
     run = anyio.to_thread.run_sync
     database, storage, broker, layout = await asyncio.gather(
         run(readiness.database_faults),
-        run(readiness.storage_faults, lambda: here.store),
-        run(readiness.broker_faults, here.settings),
-        run(readiness.layout_faults, here.settings),
+        run(readiness.storage_faults, lambda: resources.store),
+        run(readiness.broker_faults, resources.settings),
+        run(readiness.layout_faults, resources.settings),
     )
-    fleet = [] if database else await run(partial(readiness.processing_faults, here.settings))
-    shrinkers = readiness.shrinker_faults(here.settings)
+    fleet = [] if database else await run(partial(readiness.processing_faults, resources.settings))
+    shrinkers = readiness.shrinker_faults(resources.settings)
     found = Health.of(database + storage, broker + shrinkers + layout + fleet)
     if found.status is HealthStatus.UNAVAILABLE:
         response.status_code = 503

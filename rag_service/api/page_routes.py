@@ -1,4 +1,4 @@
-"""The routes of a document's pages: as JSON, as pictures, as one Markdown text. Part of the API."""
+"""The routes of a document's pages: as JSON, as images, as one Markdown text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from rag_service import errors
-from rag_service.api.document_routes import DocumentId, require_document, unknown
+from rag_service.api.document_routes import DocumentId, no_such_document, require_document
 from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
-from rag_service.api.resources import Here
+from rag_service.api.resources import Resources
 from rag_service.errors import InvalidOptions, NotFound
 from rag_service.knowledgebase.document_markdown import outcome_of, page_section
 from rag_service.knowledgebase.document_queries import StoredSource, get_source
@@ -29,7 +29,7 @@ router = APIRouter(tags=["pages"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
 _LISTED = 100
 _MOST_LISTED = 500
-# Pages of Markdown held in memory at a time.
+# Pages of Markdown that are in memory at a time.
 _STREAMED = 20
 _CACHED = "private, max-age=3600"
 _LARGEST_INT = 2**31 - 1
@@ -37,11 +37,13 @@ _BBOX = re.compile(r"([0-9]{1,4}),([0-9]{1,4}),([0-9]{1,4}),([0-9]{1,4})")
 
 
 class PageList(BaseModel):
-    """Some pages of the run that answers for the document."""
+    """Some pages of the document's current run."""
 
     run_id: str
     pages: list[PageView]
-    next_after: int | None = Field(description="Send it as `after` for the next pages.")
+    next_after: int | None = Field(
+        description="Send it as `after` to get the next pages; null at the end."
+    )
 
 
 @router.get(
@@ -49,10 +51,14 @@ class PageList(BaseModel):
 )
 def pages(
     document_id: DocumentId,
-    after: Annotated[int, Query(ge=0, le=_LARGEST_INT, description="Last page seen.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _LISTED,
+    after: Annotated[
+        int, Query(ge=0, le=_LARGEST_INT, description="Return the pages after this page number.")
+    ] = 0,
+    limit: Annotated[
+        int, Query(ge=1, le=_MOST_LISTED, description="Pages in one answer.")
+    ] = _LISTED,
 ) -> PageList:
-    """Pages in order, each with its text, its state and how it was read."""
+    """Return pages in order, each with its text, its state and how it was read."""
     run_id = _require_run(document_id)
     found = list_pages(run_id, after=after, limit=limit + 1)
     shown = found[:limit]
@@ -62,32 +68,32 @@ def pages(
 
 @router.get(
     "/documents/{document_id}/pages/{number}",
-    summary="One page",
+    summary="Show a page",
     responses=error_responses(NotFound),
 )
 def page(document_id: DocumentId, number: int) -> WholePageView:
-    """One page, counted from 1, with its regions."""
+    """Return one page with its regions. The first page is 1."""
     run_id = _require_run(document_id)
     found = get_page(run_id, number) if 1 <= number <= _LARGEST_INT else None
     if found is None:
-        raise NotFound("The document has no such page, or it is not known yet.")
+        raise NotFound(f"No page {number}, or the document's pages are not counted yet.")
     return found
 
 
 def _require_run(document_id: str) -> str:
     run_id = shown_run_id(document_id)
     if run_id is None:
-        raise unknown(document_id)
+        raise no_such_document(document_id)
     return run_id
 
 
 @router.get(
     "/documents/{document_id}/pages/{number}/image",
-    summary="Picture of a page",
+    summary="Image of a page",
     response_class=Response,
     responses={
         200: {"content": {"image/jpeg": {}}, "description": "A JPEG."},
-        304: {"description": "The picture that the caller has is still right."},
+        304: {"description": "The image that the caller has is unchanged."},
         **error_responses(
             NotFound,
             InvalidOptions,
@@ -103,37 +109,38 @@ def _require_run(document_id: str) -> str:
 async def image(
     document_id: DocumentId,
     number: int,
-    here: Here,
+    resources: Resources,
     dpi: Annotated[
-        int | None, Query(ge=36, le=300, description="Resolution; unset: what pages are read at.")
+        int | None,
+        Query(ge=36, le=300, description="Resolution in DPI; default: the setting ocr.dpi."),
     ] = None,
     bbox: Annotated[
         str | None,
         Query(
             description="A part of the page: x1,y1,x2,y2 in thousandths of its width and height, "
-            "from the top left; unset: all of it.",
+            "from the top left; default: the whole page.",
             examples=["100,250,900,600"],
         ),
     ] = None,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """The page, or a part of it, drawn from the stored file; pages count from 1.
+    """Render a page, or a part of it, from the stored file. The first page is 1.
 
-    The answer may be cached.
+    The answer may be cached; `ETag` and `If-None-Match` are supported.
     """
     box = _box(bbox) if bbox is not None else None
     source = await anyio.to_thread.run_sync(_require_source, document_id)
-    dpi = dpi or here.settings.ocr.dpi
+    dpi = dpi or resources.settings.ocr.dpi
     headers = {"ETag": _etag(source, number, dpi, box), "Cache-Control": _CACHED}
     if if_none_match is not None and headers["ETag"] in if_none_match:
         return Response(status_code=304, headers=headers)
-    store = await anyio.to_thread.run_sync(lambda: here.store)
-    jpeg = await here.pictures.draw(store, source, number, dpi, box)
+    store = await anyio.to_thread.run_sync(lambda: resources.store)
+    jpeg = await resources.page_images.render(store, source, number, dpi, box)
     return Response(jpeg, media_type="image/jpeg", headers=headers)
 
 
 def _box(text: str) -> Bbox:
-    """Raises InvalidOptions."""
+    """Return the box. Raises InvalidOptions."""
     found = _BBOX.fullmatch(text)
     if found is not None:
         left, top, right, bottom = (int(edge) for edge in found.groups())
@@ -147,12 +154,12 @@ def _box(text: str) -> Bbox:
 def _require_source(document_id: str) -> StoredSource:
     source = get_source(document_id)
     if source is None:
-        raise unknown(document_id)
+        raise no_such_document(document_id)
     return source
 
 
 def _etag(source: StoredSource, number: int, dpi: int, box: Bbox | None) -> str:
-    """A key never gets other bytes, so key, page, resolution and part name the picture."""
+    """Return the ETag. The bytes of a key never change, so these values identify the image."""
     return f'"{sha256(f"{source.key} {number} {dpi} {box}".encode()).hexdigest()[:32]}"'
 
 
@@ -168,20 +175,20 @@ def _etag(source: StoredSource, number: int, dpi: int, box: Bbox | None) -> str:
         **error_responses(NotFound),
     },
 )
-def markdown(document_id: DocumentId, here: Here) -> StreamingResponse:
-    """The text of all pages, each after a comment `<!-- page N -->`.
+def markdown(document_id: DocumentId, resources: Resources) -> StreamingResponse:
+    """Return the text of all pages, each after a comment `<!-- page N -->`.
 
-    A page without text says why: `<!-- page N: failed, page_timeout -->`. A document that is
-    not processed, or only in part, begins with `<!-- document: … -->`.
+    The comment of a page without text gives the reason: `<!-- page N: failed, page_timeout -->`.
+    If the document is not processed, the text begins with `<!-- document: … -->`.
     """
-    found = require_document(document_id, here)
+    found = require_document(document_id, resources)
     return StreamingResponse(
         _text(found, _require_run(document_id)), media_type="text/markdown; charset=utf-8"
     )
 
 
 def _text(document: DocumentView, run_id: str) -> Iterator[str]:
-    """Some pages at a time; no connection is held while a slow reader takes them."""
+    """Read some pages at a time, so that a slow client does not keep a database connection."""
     if document.status is not RunState.PROCESSED:
         yield f"<!-- document: {outcome_of(document.status, document.error)} -->\n\n"
     last = 0

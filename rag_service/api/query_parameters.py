@@ -1,4 +1,4 @@
-"""Query parameters that a route does not have are refused, not passed over. Used by the routers."""
+"""A dependency of routers: refuse query parameters that the route does not have."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ async def _require_known(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
-            none = "This address takes no query parameters."
-            raise InvalidOptions(f"There is no parameter {name[:80]!r}. {hint if known else none}")
+            hint = f"Did you mean {near[0]}?" if near else f"Valid: {', '.join(known)}."
+            none = "This route takes no query parameters."
+            raise InvalidOptions(
+                f"Unknown query parameter {name[:80]!r}. {hint if known else none}"
+            )
 
 
 KNOWN_PARAMETERS_ONLY = Depends(_require_known)

@@ -1,4 +1,4 @@
-"""The routes that redo documents: one, or all that selectors mean. Part of the API."""
+"""The routes that reprocess documents: one, or all that match selectors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretStr, Val
 
 from rag_service import errors
 from rag_service.api import upload
-from rag_service.api.document_routes import DocumentId, Word
+from rag_service.api.document_routes import DocumentId, ShortText
 from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
-from rag_service.api.resources import Here
+from rag_service.api.resources import Resources
 from rag_service.config.options import Settings
 from rag_service.documents.decryption import unlock_stored
 from rag_service.documents.reprocess import Change, check_change, reprocess
@@ -38,22 +38,26 @@ _Body = TypeVar("_Body", bound="_Changes")
 
 
 class _Changes(BaseModel):
-    """How the new runs differ; what is left out stays as it was."""
+    """The options of the new runs. An option that is left out stays as it was."""
 
     model_config = ConfigDict(extra="forbid")
 
-    parser: Word | None = None
-    ocr: Word | None = Field(None, json_schema_extra={"enum": [mode.value for mode in OcrMode]})
-    all_pages: bool = Field(False, description="Read good pages again too.")
-    pages: Word | None = Field(
-        None, description="These pages alone; other good ones stay.", examples=["3,7-9"]
+    parser: ShortText | None = None
+    ocr: ShortText | None = Field(
+        None, json_schema_extra={"enum": [mode.value for mode in OcrMode]}
+    )
+    all_pages: bool = Field(False, description="Also read good pages again.")
+    pages: ShortText | None = Field(
+        None,
+        description="Read only these pages again; other good pages are kept.",
+        examples=["3,7-9"],
     )
     priority: str = Field(
         Priority.BULK.name.lower(), pattern="^(interactive|bulk)$", examples=["bulk"]
     )
 
     def checked(self) -> Change:
-        """Raises InvalidOptions."""
+        """Return the checked change. Raises InvalidOptions."""
         return check_change(
             parser=self.parser,
             ocr=self.ocr,
@@ -63,44 +67,46 @@ class _Changes(BaseModel):
         )
 
 
-class RedoOne(_Changes):
-    """The body of `POST /documents/{id}/reprocess`; all of it may be left out."""
+class ReprocessBody(_Changes):
+    """The body of `POST /documents/{id}/reprocess`. Every field is optional."""
 
     password: SecretStr | None = Field(
-        None, description="Opens an encrypted PDF once; it is not kept."
+        None, description="Opens an encrypted PDF. It is used once and not stored."
     )
 
 
-class RedoMany(_Changes):
-    """The body of `POST /reprocess`. All that is given narrows the documents together."""
+class ReprocessManyBody(_Changes):
+    """The body of `POST /reprocess`. A document must match all selectors that are given."""
 
-    ids: list[Word] = Field([], max_length=_MOST_IDS)
+    ids: list[ShortText] = Field([], max_length=_MOST_IDS)
     failed: bool = Field(False, description="Documents whose newest run failed.")
-    error: Word | None = Field(None, description="Error code of the newest run or of a page.")
-    collection: Word | None = None
+    error: ShortText | None = Field(None, description="Error code of the newest run or of a page.")
+    collection: ShortText | None = None
     since: AwareDatetime | None = Field(
         None, description="Documents whose newest run ended at or after this time."
     )
     before: AwareDatetime | None = Field(
         None, description="Documents whose newest run ended before this time."
     )
-    parser_was: Word | None = Field(None, description="Documents whose text is this parser's.")
-    truncated: bool = Field(False, description="Pages whose text was cut.")
-    model_was: Word | None = Field(None, description="Pages that this model read.")
-    engine_was: Word | None = Field(None, description="Pages that this engine read.")
-    version_was: Word | None = Field(None, description="Pages of this version of the parser.")
-    dpi_was: int | None = Field(
-        None, ge=1, le=_MOST_DPI, description="Pages drawn at this resolution."
+    parser_was: ShortText | None = Field(None, description="Documents that this parser read.")
+    truncated: bool = Field(False, description="Pages whose text stops at the token limit.")
+    model_was: ShortText | None = Field(None, description="Pages that this model read.")
+    engine_was: ShortText | None = Field(None, description="Pages that this engine read.")
+    version_was: ShortText | None = Field(
+        None, description="Pages that this version of the parser read."
     )
-    dry_run: bool = Field(False, description="Say what would be done, and do nothing.")
+    dpi_was: int | None = Field(
+        None, ge=1, le=_MOST_DPI, description="Pages that were rendered at this resolution."
+    )
+    dry_run: bool = Field(False, description="Only return what would be done.")
 
     def selectors(self) -> Selectors:
         given = {field.name: getattr(self, field.name) for field in fields(Selectors)}
         return Selectors(**given | {"ids": tuple(self.ids)})
 
 
-class RedoList(BaseModel):
-    """What became of each selected document, and how many met the same fate."""
+class ReprocessList(BaseModel):
+    """The action for each selected document, and the number of documents for each action."""
 
     documents: list[Redo]
     counts: dict[Action, int]
@@ -112,8 +118,8 @@ _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
 
 
-def _described(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
-    """A body that we read ourselves, with a limit, for OpenAPI."""
+def _body_schema(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
+    """Return the OpenAPI schema of a body that the route reads itself, with a size limit."""
     schema = model.model_json_schema()
     return {"requestBody": {"content": {kind: {"schema": schema} for kind in kinds}}}
 
@@ -122,74 +128,83 @@ def _described(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
     "/documents/{document_id}/reprocess",
     status_code=202,
     response_model=Redo,
-    summary="Redo a document",
-    openapi_extra=_described(RedoOne, _JSON, _FORM, _MULTIPART),
+    summary="Reprocess a document",
+    openapi_extra=_body_schema(ReprocessBody, _JSON, _FORM, _MULTIPART),
     responses={
-        200: {"model": Redo, "description": "Nothing to redo, or no such page; no run was made."},
+        200: {
+            "model": Redo,
+            "description": "Nothing to read again, or no such page; no run was added.",
+        },
         **error_responses(
             errors.NotFound, errors.AlreadyActive, errors.InvalidOptions, errors.WrongPassword
         ),
     },
 )
-async def redo_document(document_id: DocumentId, request: Request, here: Here) -> JSONResponse:
-    """Make a new run. Good pages that were read with the same options are taken over; the text
-    that is there answers until the new run has ended.
+async def redo_document(
+    document_id: DocumentId, request: Request, resources: Resources
+) -> JSONResponse:
+    """Add a new run. Good pages that were read with the same options are reused. Until the new
+    run has ended, the document shows the text of its current run.
     """
-    wanted = await _wanted(request, here.settings)
-    change = wanted.checked()
-    if wanted.password is not None:
-        store = await anyio.to_thread.run_sync(lambda: here.store)
-        password = wanted.password.get_secret_value()
-        await unlock_stored(here.settings, store, document_id, password)
+    body = await _read_one(request, resources.settings)
+    change = body.checked()
+    if body.password is not None:
+        store = await anyio.to_thread.run_sync(lambda: resources.store)
+        password = body.password.get_secret_value()
+        await unlock_stored(resources.settings, store, document_id, password)
     selectors = Selectors(ids=(document_id,))
-    [redo] = await anyio.to_thread.run_sync(partial(reprocess, here.settings, selectors, change))
+    [redo] = await anyio.to_thread.run_sync(
+        partial(reprocess, resources.settings, selectors, change)
+    )
     if redo.action is Action.SKIPPED_ACTIVE:
         raise AlreadyActive()
     return JSONResponse(redo.model_dump(mode="json"), 202 if redo.action is Action.QUEUED else 200)
 
 
-async def _wanted(request: Request, settings: Settings) -> RedoOne:
-    """The body as JSON or as a form. Raises InvalidOptions, TooLarge."""
+async def _read_one(request: Request, settings: Settings) -> ReprocessBody:
+    """Return the body, which is JSON or a form. Raises InvalidOptions, TooLarge."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == _MULTIPART:
-        names = tuple(RedoOne.model_fields)
-        async with upload.received(request, settings, names, takes_file=False) as form:
-            return _checked(RedoOne, form.fields)
-    body = await upload.body_of(request, _BODY_BYTES)
+        names = tuple(ReprocessBody.model_fields)
+        async with upload.receive_form(request, settings, names, takes_file=False) as form:
+            return _checked(ReprocessBody, form.fields)
+    body = await upload.read_body(request, _BODY_BYTES)
     if kind == _FORM:
-        return _checked(RedoOne, dict(parse_qsl(body.decode("latin-1"))))
-    return _checked(RedoOne, body or b"{}")
+        return _checked(ReprocessBody, dict(parse_qsl(body.decode("latin-1"))))
+    return _checked(ReprocessBody, body or b"{}")
 
 
 def _checked(model: type[_Body], body: bytes | dict[str, str]) -> _Body:
-    """JSON, or a form's fields, of which empty ones count as left out."""
+    """Return the body from JSON or from form fields. An empty form field counts as left out."""
     try:
         if isinstance(body, bytes):
             return model.model_validate_json(body)
         return model.model_validate({name: value for name, value in body.items() if value})
     except ValidationError as error:
         found = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()]
-        # Not `from error`: it repeats the values, and one of them may be the password.
+        # `from None`: the original error repeats the values, and one may be the password.
         raise InvalidOptions("; ".join(found)) from None
 
 
-async def _wanted_of_many(request: Request) -> RedoMany:
-    return _checked(RedoMany, await upload.body_of(request, _BODY_BYTES))
+async def _read_many(request: Request) -> ReprocessManyBody:
+    return _checked(ReprocessManyBody, await upload.read_body(request, _BODY_BYTES))
 
 
 @router.post(
     "/reprocess",
-    summary="Redo many documents",
-    openapi_extra=_described(RedoMany, _JSON),
+    summary="Reprocess many documents",
+    openapi_extra=_body_schema(ReprocessManyBody, _JSON),
     responses=error_responses(errors.NotFound, errors.InvalidOptions, errors.TooLarge),
 )
-def redo_documents(wanted: Annotated[RedoMany, Depends(_wanted_of_many)], here: Here) -> RedoList:
-    """Make a new run for each selected document that has something to redo.
+def redo_documents(
+    body: Annotated[ReprocessManyBody, Depends(_read_many)], resources: Resources
+) -> ReprocessList:
+    """Add a new run for each selected document that has pages to read again.
 
-    Documents at work are skipped and counted. Documents that ended `worker_crashed` are redone
-    by id only. At least one selector is needed. Selectors about pages look at the text that
-    answers now: pages that fit all of them are read again, the documents' other good pages stay.
+    At least one selector is needed. Documents with an active run are skipped and counted.
+    Documents that ended with `worker_crashed` are selected by id only. Selectors of pages apply
+    to the current run: pages that match all of them are read again, other good pages are kept.
     """
-    redone = reprocess(here.settings, wanted.selectors(), wanted.checked(), dry_run=wanted.dry_run)
+    redone = reprocess(resources.settings, body.selectors(), body.checked(), dry_run=body.dry_run)
     counts = Counter(redo.action for redo in redone)
-    return RedoList(documents=redone, counts=dict(counts), dry_run=wanted.dry_run)
+    return ReprocessList(documents=redone, counts=dict(counts), dry_run=body.dry_run)

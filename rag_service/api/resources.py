@@ -15,34 +15,34 @@ from rag_service.database.engine import most_connections
 from rag_service.documents.storage import DocumentStore
 from rag_service.monitoring.metrics import Telemetry
 
-# Uploads whose bytes arrive at the same time; later ones wait before their body is read.
+# Uploads that are received at the same time; further ones wait before their body is read.
 _UPLOADS = 64
-# Uploads that are being stored, each with a database connection in hand.
+# Uploads that are stored at the same time; each uses a database connection.
 _COMMITS = 8
 
 
-class Services:
-    """Made once an application; the routes get it as a dependency."""
+class ApiResources:
+    """One object per application; routes get it as a dependency."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.telemetry = Telemetry(settings)
-        self.pictures = PageImageRenderer(settings)
-        self.uploads = asyncio.Semaphore(_UPLOADS)
-        # Set when the process is asked to stop: streams without an end of their own end.
+        self.page_images = PageImageRenderer(settings)
+        self.upload_slots = asyncio.Semaphore(_UPLOADS)
+        # Set when the process is asked to stop: event streams end then.
         self.stopping = asyncio.Event()
 
     @cached_property
     def store(self) -> DocumentStore:
-        """Opened on first use, and tried again after StorageUnavailable."""
+        """The document store, opened on first use. Raises StorageUnavailable until it opens."""
         return DocumentStore(self.settings)
 
     @cached_property
-    def commits(self) -> anyio.CapacityLimiter:
+    def commit_limiter(self) -> anyio.CapacityLimiter:
         return anyio.CapacityLimiter(_COMMITS)
 
     def limit_threads(self) -> None:
-        """No more threads than database connections, so that none waits for a connection.
+        """Limit the threads to the database connections, so that no thread waits for one.
 
         Call it inside the event loop.
         """
@@ -51,13 +51,13 @@ class Services:
 
     @property
     def ocr_server(self) -> str | None:
-        """The OCR server in use, as its record names it."""
+        """The URL of the OCR server in use, as stored in its row; None if none is set."""
         return self.settings.page_server
 
 
-async def _services(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
+async def _resources(request: Request) -> ApiResources:
+    resources: ApiResources = request.app.state.resources
+    return resources
 
 
-Here = Annotated[Services, Depends(_services)]
+Resources = Annotated[ApiResources, Depends(_resources)]

@@ -1,4 +1,4 @@
-"""The route of the OCR servers: how full each is, and who is the bottleneck. Part of the API."""
+"""The route of the OCR servers: load and bottleneck of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
-from rag_service.api.resources import Here
+from rag_service.api.resources import Resources
 from rag_service.jobs import limit_changes, server_samples
 from rag_service.jobs.limit_changes import LimitChange
 from rag_service.jobs.server_samples import DiagnosedSample
@@ -20,22 +20,24 @@ router = APIRouter(tags=["servers"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
 
 class ServerList(BaseModel):
-    """Every OCR server that maintenance has looked at lately."""
+    """The OCR servers that maintenance sampled recently."""
 
     servers: list[ServerView]
 
 
-@router.get("/servers", summary="How full the OCR servers are", responses=error_responses())
+@router.get("/servers", summary="Load of the OCR servers", responses=error_responses())
 def servers(
-    here: Here,
+    resources: Resources,
     seconds: Annotated[
-        float, Query(ge=0, description="Also the samples of the last so many seconds.")
+        float, Query(ge=0, description="Also return the samples of this number of seconds.")
     ] = 0,
 ) -> ServerList:
     """The newest sample of each server with its verdict: `starved`, `front_end_bound`,
     `kv_bound`, `saturated`, `overloaded`, `serialising`, `idle`, `unknown`, and what to do.
     """
-    newest = server_samples.latest(here.settings.occupancy.fresh, here.settings.page_server)
+    newest = server_samples.latest(
+        resources.settings.occupancy.fresh, resources.settings.page_server
+    )
     return ServerList(servers=[_view(judged, seconds) for judged in newest])
 
 

@@ -1,5 +1,5 @@
-"""Multipart bodies taken apart while they arrive: the file straight onto the disk, never whole
-in memory. Used by the routes that take files or forms.
+"""Request bodies with size limits. A multipart body is parsed while it arrives: its file goes
+straight to the disk, never as a whole into memory.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 FILE = "file"
-# Boundaries, part headers and options of one body.
+# Limit for the boundaries, part headers and options of one body.
 _OVERHEAD_BYTES = 64 * 1024
 _FIELD_BYTES = 8 * 1024
-# Parsed, hashed and written in one go by a thread.
+# Parsed, hashed and written by one call of a thread.
 _BATCH_BYTES = 1024 * 1024
 _SILENCE_SECONDS = 60.0
 _ESCAPES = ((b"%0A", b"\n"), (b"%0D", b"\r"), (b"%22", b'"'))
 
 
 class Form:
-    """One multipart body: its text fields and, where one is allowed, its file.
+    """One multipart body: its text fields and, if one is allowed, its file.
 
-    Fed by one thread at a time. Raises InvalidOptions for what is no such form, TooLarge.
+    One thread at a time may call `feed`. Raises InvalidOptions if it is not such a form, TooLarge.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Form:
     ) -> None:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
-        self._spool: IncomingFile | None = None
+        self._file: IncomingFile | None = None
         self._settings = settings
         self._allowed = fields
         self._takes_file = takes_file
-        self._most = _most(settings, takes_file=takes_file)
+        self._limit = _size_limit(settings, takes_file=takes_file)
         self._bytes = 0
         self._ended = False
         self._headers: dict[bytes, bytes] = {}
@@ -59,30 +59,30 @@ class Form:
         self._parser = _parser(boundary, self._callbacks())
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Parse the next bytes of the body."""
         self._bytes += len(data)
-        self._most.require(self._bytes)
+        self._limit.require(self._bytes)
         try:
             self._parser.write(data)
         except FormParserError as error:
             raise _malformed(str(error)) from error
 
     def finish(self) -> None:
-        """The body has ended; a body that broke off in the middle is none."""
+        """Check at the end of the body that the form is complete."""
         if not self._ended:
             raise _malformed("it ends before its last boundary")
 
     @property
-    def spool(self) -> IncomingFile:
-        """The file. Raises InvalidOptions where the form has none."""
-        if self._spool is None:
-            raise InvalidOptions("file: the form has no part of this name.")
-        return self._spool
+    def file(self) -> IncomingFile:
+        """The file. Raises InvalidOptions if the form has none."""
+        if self._file is None:
+            raise InvalidOptions("file: the form has no part with this name.")
+        return self._file
 
     def close(self) -> None:
-        """Remove what has been written of the file."""
-        if self._spool is not None:
-            self._spool.close()
+        """Remove the incoming file."""
+        if self._file is not None:
+            self._file.close()
 
     def _callbacks(self) -> MultipartCallbacks:
         return {
@@ -119,25 +119,25 @@ class Form:
             self._open_file(options.get(b"filename", b""))
             return
         if name not in self._allowed:
-            raise InvalidOptions(f"There is no field {name[:80]!r}; there are: {self._names()}.")
+            raise InvalidOptions(f"Unknown field {name[:80]!r}; valid: {self._names()}.")
         if name in self.fields:
-            raise InvalidOptions(f"{name}: the form has this field twice.")
+            raise InvalidOptions(f"{name}: the form contains this field twice.")
         self._field = name
         self._value = bytearray()
 
     def _open_file(self, filename: bytes) -> None:
-        if self._spool is not None:
+        if self._file is not None:
             raise InvalidOptions("file: one request takes one file.")
         self._field = None
         self.filename = _unescaped(filename).decode("utf-8", "replace")
-        self._spool = IncomingFile(self._settings)
+        self._file = IncomingFile(self._settings)
 
     def _names(self) -> str:
         return ", ".join([*([FILE] if self._takes_file else []), *self._allowed])
 
     def _take_data(self, data: bytes, start: int, end: int) -> None:
         if self._field is None:
-            self.spool.write(data[start:end])
+            self.file.write(data[start:end])
             return
         self._value += data[start:end]
         if len(self._value) > _FIELD_BYTES:
@@ -149,24 +149,24 @@ class Form:
         try:
             self.fields[self._field] = self._value.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise InvalidOptions(f"{self._field}: this is not UTF-8.") from error
+            raise InvalidOptions(f"{self._field}: not UTF-8.") from error
 
     def _end(self) -> None:
         self._ended = True
 
 
 @asynccontextmanager
-async def received(
+async def receive_form(
     request: Request, settings: Settings, fields: Collection[str], *, takes_file: bool
 ) -> AsyncIterator[Form]:
-    """The whole form, its file on the disk for the length of the block.
+    """Yield the whole form; its file is on the disk until the end of the block.
 
-    A sender that hangs up leaves nothing behind. Raises InvalidOptions, TooLarge.
+    Nothing is left if the client disconnects. Raises InvalidOptions, TooLarge.
     """
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise InvalidOptions("Send multipart/form-data with a boundary.")
-    require_size(request, _most(settings, takes_file=takes_file))
+    require_size(request, _size_limit(settings, takes_file=takes_file))
     form = Form(settings, options[b"boundary"], fields, takes_file=takes_file)
     try:
         async for batch in _batches(request.stream()):
@@ -178,39 +178,39 @@ async def received(
 
 
 @dataclass(frozen=True, slots=True)
-class Most:
-    """The size that a body may have, and what to say of one that is larger."""
+class SizeLimit:
+    """The largest size of a body, and the message for a larger one."""
 
     bytes: int
-    refusal: str
+    message: str
 
     def require(self, size: int) -> None:
-        """Raise TooLarge for a larger size."""
+        """Raise TooLarge if the size is larger."""
         if size > self.bytes:
-            raise TooLarge(self.refusal)
+            raise TooLarge(self.message)
 
 
-def require_size(request: Request, most: Most) -> None:
-    """Raise TooLarge where the request itself says that it is too large."""
+def require_size(request: Request, limit: SizeLimit) -> None:
+    """Raise TooLarge if the request's Content-Length is too large."""
     length = request.headers.get("content-length", "")
     if length.isdecimal():
-        most.require(int(length))
+        limit.require(int(length))
 
 
-async def body_of(request: Request, most_bytes: int) -> bytes:
-    """A small body, whole. Raises TooLarge as soon as it is over `most_bytes`."""
-    most = Most(most_bytes, _request_too_large(most_bytes))
-    require_size(request, most)
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the whole body. Raises TooLarge as soon as it is longer than `max_bytes`."""
+    limit = SizeLimit(max_bytes, _request_too_large(max_bytes))
+    require_size(request, limit)
     body = bytearray()
-    async for chunk in _impatient(request.stream()):
+    async for chunk in _with_time_limit(request.stream()):
         body += chunk
-        most.require(len(body))
+        limit.require(len(body))
     return bytes(body)
 
 
 async def _batches(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     batch = bytearray()
-    async for chunk in _impatient(chunks):
+    async for chunk in _with_time_limit(chunks):
         batch += chunk
         if len(batch) >= _BATCH_BYTES:
             yield bytes(batch)
@@ -219,8 +219,10 @@ async def _batches(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield bytes(batch)
 
 
-async def _impatient(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The chunks, unless the sender falls silent: it would hold a place that others wait for."""
+async def _with_time_limit(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the chunks. Raises InvalidOptions if the client sends nothing for a minute, because
+    it would keep an upload slot that others wait for.
+    """
     while True:
         try:
             async with asyncio.timeout(_SILENCE_SECONDS):
@@ -229,28 +231,28 @@ async def _impatient(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             return
         except TimeoutError as error:
             raise InvalidOptions(
-                f"The body broke off: nothing more came for {_SILENCE_SECONDS:g} seconds."
+                f"The body is incomplete: no bytes came for {_SILENCE_SECONDS:g} seconds."
             ) from error
         yield chunk
 
 
-def _most(settings: Settings, *, takes_file: bool) -> Most:
+def _size_limit(settings: Settings, *, takes_file: bool) -> SizeLimit:
     if not takes_file:
-        return Most(_OVERHEAD_BYTES, _request_too_large(_OVERHEAD_BYTES))
+        return SizeLimit(_OVERHEAD_BYTES, _request_too_large(_OVERHEAD_BYTES))
     limit = settings.limits.max_bytes
-    return Most(
+    return SizeLimit(
         _OVERHEAD_BYTES + limit, f"The file is larger than limits.max_bytes ({limit} bytes)."
     )
 
 
-def _request_too_large(most_bytes: int) -> str:
-    return f"The request is larger than {most_bytes} bytes."
+def _request_too_large(max_bytes: int) -> str:
+    return f"The request is larger than {max_bytes} bytes."
 
 
 def _unescaped(filename: bytes) -> bytes:
-    """The name as it was before the form was encoded, by the HTML standard's multipart rule.
+    """Return the name before its encoding by the HTML standard's rule for multipart forms.
 
-    It escapes these three and not the per cent sign, so a literal %22 cannot be told apart.
+    The rule escapes these three but not the per cent sign, so a literal %22 becomes a quote.
     """
     for escaped, letter in _ESCAPES:
         filename = filename.replace(escaped, letter)
@@ -264,5 +266,5 @@ def _parser(boundary: bytes, callbacks: MultipartCallbacks) -> MultipartParser:
         raise _malformed(str(error)) from error
 
 
-def _malformed(why: str) -> InvalidOptions:
-    return InvalidOptions(f"The body is not valid multipart/form-data: {why}.")
+def _malformed(reason: str) -> InvalidOptions:
+    return InvalidOptions(f"The body is not valid multipart/form-data: {reason}.")

@@ -1,4 +1,4 @@
-"""RunPod's word that a job has ended: looked into at once, never believed. Part of the API."""
+"""RunPod's webhook: it triggers a poll of the job; its content is never trusted."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import anyio
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, ValidationError
 
-from rag_service.api.upload import body_of
+from rag_service.api.upload import read_body
 from rag_service.errors import InvalidOptions, NotFound
 from rag_service.jobs import remote_jobs
 from rag_service.runpod.job_keys import token_digest
 
 router = APIRouter(prefix="/webhooks", tags=["webhooks"])
 
-# RunPod sends the whole result along; it is read to its end and dropped.
-_MOST_BYTES = 24 * 1024 * 1024
+# The body contains the whole result, which is read and discarded.
+_MAX_BYTES = 24 * 1024 * 1024
 
 
-class Note(BaseModel):
-    """What is taken from the webhook: which job it speaks of."""
+class JobNotice(BaseModel):
+    """The part of the webhook's body that is used: the id of the job."""
 
     id: str = Field(min_length=1, max_length=200)
 
 
-class Heard(BaseModel):
+class WebhookReceipt(BaseModel):
     heard: bool
 
 
-@router.post("/runpod/{token}", summary="RunPod says that a job has ended")
-async def runpod(token: str, request: Request) -> Heard:
-    """Makes the job's next poll immediate; where the post's answer was lost, its id is adopted
-    once RunPod itself confirms it. Nothing else of the body is used.
+@router.post("/runpod/{token}", summary="Receive RunPod's notice that a job has ended")
+async def runpod(token: str, request: Request) -> WebhookReceipt:
+    """Poll the job at once. If the answer of its post was lost, the id of the body is adopted
+    after RunPod has confirmed it. Nothing else of the body is used.
     """
-    body = await body_of(request, _MOST_BYTES)
+    body = await read_body(request, _MAX_BYTES)
     try:
-        note = Note.model_validate_json(body)
+        note = JobNotice.model_validate_json(body)
     except ValidationError as error:
-        raise InvalidOptions("The body names no job.") from error
+        raise InvalidOptions("The body has no job id.") from error
     digest = token_digest(token)
     if not await anyio.to_thread.run_sync(remote_jobs.hint, digest, note.id):
-        raise NotFound("There is no job with this token.")
-    return Heard(heard=True)
+        raise NotFound("No job has this token.")
+    return WebhookReceipt(heard=True)
