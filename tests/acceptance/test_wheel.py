@@ -58,7 +58,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts of an environment with the wheel, which borrows its dependencies from ours."""
+    """The scripts of an environment with the wheel and the dependencies of this environment."""
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=False, symlinks=True)
     (wheel,) = built.glob("*.whl")
