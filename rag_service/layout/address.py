@@ -1,4 +1,4 @@
-"""Where the layout server of a node is: its socket, or its URL elsewhere. Used by both ends."""
+"""The address of a node's layout server: its socket on the node, or the URL of another one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError
 
 _NAME = "layout.sock"
-# httpx wants a host in its URLs, a socket has none.
+# httpx needs a host in its URLs, but a socket has none.
 _SOCKET_URL = "http://layout"
 
-
-# A temporary folder may itself be too deep.
+# The path of the temporary folder may itself be too long.
 _SHORT_PARENTS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
 _SOCKET_NAME_LENGTH = 22
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`socket` is None for a server that is reached by its URL alone."""
+    """`socket` is None for a server that is reached by its URL."""
 
     url: str
     socket: Path | None = None
@@ -35,10 +34,10 @@ class Address:
 
 
 def layout_address(settings: Settings) -> Address:
-    """Where clients find the server, and where it listens unless layout.host is set.
+    """Return the server's address for clients; it listens there unless layout.host is set.
 
-    A data_dir too deep for a socket has it in the temporary folder. Raises ConfigurationError
-    where somebody else holds that place.
+    If the path in data_dir is too long for a socket, the socket is in the temporary folder. Raises
+    ConfigurationError if that folder belongs to another user.
     """
     if settings.layout.url is not None:
         return Address(settings.layout.url)
@@ -49,7 +48,7 @@ def layout_address(settings: Settings) -> Address:
 
 
 def is_known(settings: Settings) -> bool:
-    """Whether this process can tell how the server is: it has a URL, or ran on this node."""
+    """Return True if this process can ask the server: it has a URL, or it ran on this node."""
     socket = layout_address(settings).socket
     return socket is None or socket.exists()
 
@@ -63,7 +62,7 @@ def _fits(folder: Path) -> bool:
 
 
 def _short_folder() -> Path:
-    """A folder of ours for sockets; nobody else may stand in for the server in it."""
+    """Return this user's folder for sockets, so that no other user can replace the server."""
     name = f"rag-service-layout-{os.geteuid()}"
     parents = (Path(tempfile.gettempdir()), *_SHORT_PARENTS)
     fitting = [parent / name for parent in parents if _fits(parent / name)]
@@ -71,5 +70,7 @@ def _short_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat(follow_symlinks=False)
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
-        raise ConfigurationError(f"layout.socket: {folder} is not ours; name another socket.")
+        raise ConfigurationError(
+            f"layout.socket: {folder} belongs to another user; set another socket path."
+        )
     return folder

@@ -1,6 +1,6 @@
-"""A model's raw boxes to a page's blocks: whole thousandths, no block twice, in reading order.
+"""Converts a model's raw boxes to a page's blocks: in thousandths, without doubles, in order.
 
-Used by the models. Pure functions over boxes.
+Pure functions over boxes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from rag_service.layout.page_layout import Bbox, LayoutBox
 from rag_service.layout.reading_order import PlacedPiece, in_reading_order
 
 _SCALE = 1000
-# A box of which so much lies inside another is that one's, or a second box of the same block.
+# A box with this share of its area inside another belongs to it, or is a second box of its block.
 _INSIDE = 0.8
-# A picture this large with other blocks on it is the sheet itself.
-_SHEET = 0.9 * _SCALE * _SCALE
+# A picture this large with other blocks on it is the page itself.
+_PAGE_AREA = 0.9 * _SCALE * _SCALE
 _PICTURES = frozenset({"image", "chart"})
 _KEPT_INSIDE = _PICTURES | {"seal"}
 
-# An A4 sheet in points: the reading order's rules speak of points, lines and letters.
+# A4 in points: the rules of reading_order.py use points, lines and letters.
 _WIDTH, _HEIGHT = 595.0, 842.0
 _LINE_HEIGHT, _LETTER_WIDTH = 12.0, 5.0
-# Boxes of a model run over into their neighbours by about so many points.
+# Points by which a model's boxes overlap their neighbours.
 _MARGIN = 3.0
 
 
@@ -34,7 +34,7 @@ class _Rectangle(NamedTuple):
 
 
 def bbox_of(x1: float, y1: float, x2: float, y2: float) -> Bbox | None:
-    """Corners in parts of the page (0 to 1) as thousandths on it; None where nothing remains."""
+    """Convert corners as shares of the page (0 to 1) to thousandths; None for an empty box."""
     left, top, right, bottom = (
         round(min(max(float(part), 0.0), 1.0) * _SCALE) for part in (x1, y1, x2, y2)
     )
@@ -42,34 +42,35 @@ def bbox_of(x1: float, y1: float, x2: float, y2: float) -> Bbox | None:
 
 
 def without_overlaps(boxes: Sequence[LayoutBox]) -> list[LayoutBox]:
-    """The boxes, in the order given, without those inside another and without doubles.
+    """Return the boxes, in the given order, without doubles and those inside another box.
 
-    Of two alike the surer one stays; a picture or a seal inside a text stays beside it.
+    Of two boxes of one block the one with the higher score is kept; a picture or a seal inside a
+    text is kept too.
     """
-    blocks = [box for box in boxes if not _is_sheet(box)] or list(boxes)
+    blocks = [box for box in boxes if not _is_whole_page(box)] or list(boxes)
     kept: list[LayoutBox] = []
     for box in sorted(blocks, key=lambda box: box.score, reverse=True):
         if not any(_lies_in(box, other) and _lies_in(other, box) for other in kept):
             kept.append(box)
-    in_turn = sorted(kept, key=blocks.index)
-    return [box for box in in_turn if not _belongs_to_another(box, kept)]
+    in_given_order = sorted(kept, key=blocks.index)
+    return [box for box in in_given_order if not _belongs_to_another(box, kept)]
 
 
 def in_order(boxes: Sequence[LayoutBox]) -> list[LayoutBox]:
-    """The same boxes as a person reads them: bands, columns, rows."""
+    """Return the same boxes in reading order: bands, columns, rows."""
     by_rows = [box for row in _rows(boxes) for box in row]
     pieces = [_piece(place, box) for place, box in enumerate(by_rows)]
     return [by_rows[piece.place] for piece in in_reading_order(pieces)]
 
 
 def area(bbox: Bbox) -> int:
-    """In square thousandths."""
+    """Return the area in square thousandths."""
     left, top, right, bottom = bbox
     return (right - left) * (bottom - top)
 
 
-def _is_sheet(box: LayoutBox) -> bool:
-    return box.label in _PICTURES and area(box.bbox) > _SHEET
+def _is_whole_page(box: LayoutBox) -> bool:
+    return box.label in _PICTURES and area(box.bbox) > _PAGE_AREA
 
 
 def _belongs_to_another(box: LayoutBox, boxes: Sequence[LayoutBox]) -> bool:
@@ -89,7 +90,7 @@ def _shared(one: Bbox, other: Bbox) -> int:
 
 
 def _rows(boxes: Sequence[LayoutBox]) -> list[list[LayoutBox]]:
-    """Boxes about as high as each other and side by side stand in one row, left to right."""
+    """Group boxes of about the same height that are side by side into rows, left to right."""
     rows: list[list[LayoutBox]] = []
     for box in sorted(boxes, key=lambda box: (box.bbox[1], box.bbox[0])):
         if rows and _beside(rows[-1][0].bbox, box.bbox):
@@ -106,7 +107,7 @@ def _beside(one: Bbox, other: Bbox) -> bool:
 
 
 def _piece(place: int, box: LayoutBox) -> PlacedPiece:
-    """The block with the lines and letters that would fill it, less what runs over its edges."""
+    """Return the block, reduced by its margin, with the lines and letters that would fill it."""
     left, right = (box.bbox[i] / _SCALE * _WIDTH for i in (0, 2))
     top, bottom = (box.bbox[i] / _SCALE * _HEIGHT for i in (1, 3))
     lines = max(1, round((bottom - top) / _LINE_HEIGHT))

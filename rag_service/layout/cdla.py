@@ -1,6 +1,6 @@
-"""The CDLA model: PicoDet in ONNX, ten kinds of blocks. Loaded by the layout server only.
+"""The CDLA model: PicoDet in ONNX, ten kinds of blocks.
 
-Its graph takes one picture at a time, so a batch runs side by side, one thread a picture.
+Its graph takes one picture at a time, so the pictures of a batch run in parallel threads.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-# The model's own labels, in the order of its scores, as the 25 that we speak of.
+# The model's own labels in the order of its scores, mapped to the 25 of labels.py.
 LABELS = (
     "text", "paragraph_title", "image", "figure_title", "table", "figure_title", "header",
     "footer", "reference", "display_formula",
 )  # fmt: skip
 WIDTH, HEIGHT = 608, 800
-# Each level looks at the page in squares of so many pixels.
+# The side in pixels of the squares of each level of the model.
 STRIDES = (8, 16, 32, 64)
 THRESHOLD = 0.5
 SAME_BLOCK = 0.5
-# ImageNet's mean and deviation, with which it was trained.
+# ImageNet's mean and standard deviation, with which the model was trained.
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 
@@ -45,9 +45,9 @@ class Cdla:
     name = "cdla"
 
     def __init__(self, file: Path, *, threads: int, batch: int) -> None:
-        """Raises what ONNX Runtime raises for a file that is no model."""
+        """Load the model. Raises what ONNX Runtime raises for an invalid file."""
         options = onnxruntime.SessionOptions()
-        # More threads for one picture gain nothing; an arena doubles the memory for no speed.
+        # More threads per picture are not faster, and an arena doubles the memory.
         options.intra_op_num_threads = 1
         options.enable_cpu_mem_arena = False
         self._session = onnxruntime.InferenceSession(
@@ -69,7 +69,7 @@ class Cdla:
 
 
 def _boxes(outputs: Sequence[Any]) -> list[LayoutBox]:
-    """The model's answer for one picture: first the scores of each level, then its distances."""
+    """Convert the model's answer for one picture: the scores of each level, then the distances."""
     levels = len(STRIDES)
     found = [
         _level(scores[0], distances[0], stride)
@@ -89,7 +89,7 @@ def _boxes(outputs: Sequence[Any]) -> list[LayoutBox]:
 
 
 def _level(scores: Floats, distances: Floats, stride: int) -> tuple[Floats, Floats]:
-    """Corners in pixels, n x 4, and scores, n x 10, of the squares that hold a block's middle.
+    """Return the corners in pixels, n x 4, and scores, n x 10, of squares with a block's centre.
 
     Each side's distance is a distribution over whole strides (Generalized Focal Loss).
     """
@@ -104,7 +104,7 @@ def _level(scores: Floats, distances: Floats, stride: int) -> tuple[Floats, Floa
 
 
 def _best(corners: Floats, scores: Floats) -> list[int]:
-    """Of the boxes that cover the same block, the place of the surest; the surest first."""
+    """Return the index of the best box of each block, the best first (non-maximum suppression)."""
     waiting = [int(p) for p in np.argsort(-scores) if scores[p] > THRESHOLD]
     kept: list[int] = []
     while waiting:
@@ -114,7 +114,7 @@ def _best(corners: Floats, scores: Floats) -> list[int]:
 
 
 def _overlap(one: Floats, other: Floats) -> float:
-    """The shared area as a part of the area of both."""
+    """Return the intersection over union."""
     width, height = np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])
     shared = max(width, 0.0) * max(height, 0.0)
     return float(shared / max(_area(one) + _area(other) - shared, 1e-6))

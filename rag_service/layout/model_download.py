@@ -1,6 +1,6 @@
-"""Brings the weights of PP-DocLayoutV3 to a folder once. Used by the RunPod handler at its start.
+"""Downloads the weights of PP-DocLayoutV3 to a folder once.
 
-Two files of a public repository: plain HTTPS does, and the hub's own library stays out.
+They are two files of a public repository, so plain HTTPS is enough; the hub's library is not used.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT = httpx.Timeout(60.0, connect=10.0)
 _CHUNK = 1 << 20
-# The hub's name for the SHA-256 of a large file, on the answer that leads to its bytes.
+# The hub's header for the SHA-256 of a large file, on the response that redirects to its bytes.
 _DIGEST_HEADER = "x-linked-etag"
 
 
 def ensure_model(folder: Path, repo: str) -> bool:
-    """Whether the weights were there; where not they are now, downloaded from the repository.
+    """Download the weights if they are not there. Return True if they were there already.
 
-    The folder appears whole or not at all, also where several processes bring it at once.
-    Raises ConfigurationError where the weights cannot be had.
+    The folder appears complete or not at all, also if several processes download at once.
+    Raises ConfigurationError if the weights cannot be downloaded.
     """
     if _is_whole(folder):
         return True
@@ -41,7 +41,7 @@ def ensure_model(folder: Path, repo: str) -> bool:
             _move_in(fresh, folder)
     except (OSError, httpx.HTTPError) as error:
         raise ConfigurationError(
-            f"layout.folder: the layout model cannot be brought from {repo} to {folder}: "
+            f"layout.folder: the layout model cannot be downloaded from {repo} to {folder}: "
             f"{type(error).__name__}: {error}"
         ) from error
     return False
@@ -60,7 +60,7 @@ def _download(repo: str, folder: Path) -> None:
 
 
 def _write(response: httpx.Response, file: Path) -> None:
-    """Raises httpx.HTTPError for a body that breaks off, OSError for one that was changed."""
+    """Write the body. Raises httpx.HTTPError if it breaks off, OSError if its hash is wrong."""
     digest = hashlib.sha256()
     with file.open("wb") as output:
         for chunk in response.iter_bytes(_CHUNK):
@@ -69,13 +69,13 @@ def _write(response: httpx.Response, file: Path) -> None:
     first = [*response.history, response][0]
     wanted = first.headers.get(_DIGEST_HEADER, "").strip('"')
     if wanted and wanted != digest.hexdigest():
-        raise OSError(f"{file.name} is not what the repository promised")
+        raise OSError(f"the SHA-256 of {file.name} is not the repository's")
 
 
 def _move_in(fresh: Path, folder: Path) -> None:
     try:
         fresh.rename(folder)
     except OSError:
-        # Another process was first; anything else in the folder's place is an error.
+        # Another process may have been first; anything else at that path is an error.
         if not _is_whole(folder):
             raise

@@ -1,4 +1,4 @@
-"""Pictures of pages to the pixels that a model wants. Used by the models, in the server only."""
+"""Converts pictures of pages to a model's input."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def decode(jpeg: bytes, width: int, height: int) -> Pixels:
-    """The JPEG stretched to width x height, in RGB. Raises BadPicture."""
+    """Return the JPEG stretched to width x height, in RGB. Raises BadPicture."""
     try:
         with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
-            # The decoder itself halves what is far too large; the models want it sharp.
+            # The decoder itself halves pictures that are far too large, without losing sharpness.
             image.draft("RGB", (width, height))
             small = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BadPicture(f"It cannot be read as a JPEG: {error}") from error
+        raise BadPicture(f"the picture cannot be read as a JPEG: {error}") from error
     return np.asarray(small)

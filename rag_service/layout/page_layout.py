@@ -1,4 +1,4 @@
-"""What the layout of a page is: labelled boxes in reading order. Imports nothing heavy."""
+"""The layout of a page: labelled boxes in reading order. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LayoutBox:
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """The boxes of a page in reading order, and the model that found them."""
+    """The boxes of a page in reading order, and the name of the model that found them."""
 
     boxes: tuple[LayoutBox, ...]
     model: str

@@ -1,6 +1,6 @@
-"""PP-DocLayoutV3: 25 kinds of blocks and their reading order. Loaded by the layout server only.
+"""PP-DocLayoutV3: 25 kinds of blocks and their reading order.
 
-Through transformers and torch, which the extra layout-torch brings.
+It needs transformers and torch, which the extra layout-torch installs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from rag_service.layout.layout_model import Pixels
 
 SIDE = 800
-# As the GLM-OCR SDK sets it.
+# The GLM-OCR SDK's value.
 THRESHOLD = 0.3
 
 
 class PpDocLayout:
-    """One copy of the weights, on the GPU where there is one."""
+    """One copy of the weights, on the GPU if there is one."""
 
     name = "pp_doclayout_v3"
 
     def __init__(self, settings: LayoutOptions) -> None:
-        """Raises what transformers raises for a folder that holds no such model."""
+        """Load the model. Raises what transformers raises for a folder without such a model."""
         import torch
         from transformers import PPDocLayoutV3ForObjectDetection as Detector
 
@@ -37,7 +37,7 @@ class PpDocLayout:
         self.most = settings.batch_size
         self._torch = torch
         self._device = _device(settings.device)
-        # The published configuration names two classes alike and would lose the formulas.
+        # The published configuration has one name for two classes, and formulas would be lost.
         model = Detector.from_pretrained(
             settings.folder,
             local_files_only=True,
@@ -67,9 +67,9 @@ def _device(chosen: str) -> str:
 
 
 def _ordered(torch: Any, outputs: Any) -> list[list[LayoutBox]]:
-    """Each picture's boxes over the threshold, in the order that the model reads them."""
+    """Return each picture's boxes over the threshold, in the model's reading order."""
     scores, labels = outputs.logits.sigmoid().max(dim=-1)
-    # Of a pair, the model says how surely the first is read before the second.
+    # For each pair: the probability that the first is read before the second.
     first = outputs.order_logits.sigmoid().triu(1)
     second = (1 - first.transpose(1, 2)).tril(-1)
     before = (first + second).sum(dim=1)

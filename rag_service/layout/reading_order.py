@@ -1,8 +1,7 @@
-"""Puts the blocks of a page in the order a person reads them.
+"""Sorts the blocks of a page into reading order, for text layers and for a model's boxes.
 
-Used by the pdf room for text layers and by the layout room for a model's boxes. A page is cut
-into bands across its whole width; neighbouring bands with a common gutter are one set of columns.
-Where nothing speaks for columns, the pieces' own order stands.
+A page is cut into bands across its whole width; neighbouring bands with a common gutter are one
+set of columns. Without a sign of columns, the pieces' own order is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-# Boxes of lines set tightly overlap by about this much, in points.
+# Points by which the boxes of tightly set lines overlap.
 SLACK = 2.0
 MIN_GUTTER = 5.0
 # A column is prose: labels beside a text and the columns of a table are not.
@@ -34,7 +33,7 @@ class Rectangle(Protocol):
 
 
 class PlacedPiece(NamedTuple):
-    """Something on the page; `place` is its own, and its order where nothing speaks for columns."""
+    """A block on the page; `place` identifies it and is its order if there are no columns."""
 
     place: int
     box: Rectangle
@@ -53,7 +52,7 @@ class _Columns(NamedTuple):
 
 
 def in_reading_order(pieces: Sequence[PlacedPiece]) -> list[PlacedPiece]:
-    """The same pieces, sorted."""
+    """Return the same pieces in reading order."""
     downwards = sorted(pieces, key=lambda piece: piece.box.y0)
     return downwards if _runs_downwards(downwards) else _ordered(list(pieces))
 
@@ -74,7 +73,7 @@ def _ordered(pieces: list[PlacedPiece]) -> list[PlacedPiece]:
 
 
 def _bands(pieces: list[PlacedPiece]) -> list[list[PlacedPiece]]:
-    """Cut at every gap that runs across all pieces; each band keeps the file's order."""
+    """Cut at every horizontal gap between all pieces; each band keeps the file's order."""
     bands: list[list[PlacedPiece]] = []
     bottom = float("-inf")
     for piece in sorted(pieces, key=lambda piece: piece.box.y0):
@@ -88,24 +87,24 @@ def _bands(pieces: list[PlacedPiece]) -> list[list[PlacedPiece]]:
 
 
 def _groups(bands: list[list[PlacedPiece]]) -> list[list[PlacedPiece]]:
-    """Neighbouring bands with one gutter through them, where that makes columns; else bands."""
+    """Join neighbouring bands with a common gutter if that makes columns; else keep the bands."""
     groups: list[list[PlacedPiece]] = []
     run: list[list[PlacedPiece]] = []
-    # What the run covers from left to right; a long run must not be looked through for each band.
+    # What the run covers from left to right, so that a long run is not searched for each band.
     covered: list[_Span] = []
     for band in bands:
         spans = [_Span(piece.box.x0, piece.box.x1) for piece in band]
         together = _joined(covered + spans)
         if run and len(together) < 2:
-            groups += _settled(run)
+            groups += _columns_or_bands(run)
             run, together = [], _joined(spans)
         run.append(band)
         covered = together
-    return groups + _settled(run)
+    return groups + _columns_or_bands(run)
 
 
 def _joined(spans: list[_Span]) -> list[_Span]:
-    """From left to right, as one where no gutter parts them."""
+    """Join spans without a gutter between them, from left to right."""
     joined: list[_Span] = []
     for span in sorted(spans):
         if joined and span.start - joined[-1].end < MIN_GUTTER:
@@ -115,9 +114,8 @@ def _joined(spans: list[_Span]) -> list[_Span]:
     return joined
 
 
-def _settled(run: list[list[PlacedPiece]]) -> list[list[PlacedPiece]]:
+def _columns_or_bands(run: list[list[PlacedPiece]]) -> list[list[PlacedPiece]]:
     if len(run) == 1:
-        # One group either way.
         return run
     together = [piece for band in run for piece in band]
     return [together] if _columns(together) is not None else run
@@ -136,7 +134,10 @@ def _columns(pieces: list[PlacedPiece]) -> _Columns | None:
 
 
 def _gutters(across: list[PlacedPiece]) -> list[int]:
-    """Where a gap runs through all pieces, sorted from left to right; the widest gap first."""
+    """Return the positions after vertical gaps between all pieces, the widest gap first.
+
+    `across` is sorted from left to right.
+    """
     gutters: list[tuple[float, int]] = []
     right_edge = across[0].box.x1
     for position, piece in enumerate(across):

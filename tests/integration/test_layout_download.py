@@ -1,4 +1,4 @@
-"""The layout model's weights from a repository on the network: whole, once, or an error."""
+"""The download of the layout model's weights: complete, once, or an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEIGHTS = bytes(range(256)) * 12000
 
 
 class Hub:
-    """A repository as the hub serves it: small files at once, large ones by a redirect."""
+    """A repository as the hub serves it: small files directly, large ones by a redirect."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -80,7 +80,7 @@ def assert_whole(folder: Path) -> None:
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_absent_weights_are_downloaded_once_and_that_is_said(hub, tmp_path, caplog) -> None:
+def test_missing_weights_are_downloaded_once_and_logged(hub, tmp_path, caplog) -> None:
     folder = tmp_path / "models" / "layout"
     with caplog.at_level(logging.WARNING):
         assert ensure_model(folder, hub.repo) is False
@@ -91,7 +91,7 @@ def test_absent_weights_are_downloaded_once_and_that_is_said(hub, tmp_path, capl
     assert len(hub.asked) == asked
 
 
-def test_several_at_once_leave_one_whole_folder(hub, tmp_path) -> None:
+def test_several_downloads_at_once_leave_one_complete_folder(hub, tmp_path) -> None:
     folder = tmp_path / "models" / "layout"
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: ensure_model(folder, hub.repo), range(4)))
@@ -109,20 +109,20 @@ def test_a_download_that_breaks_off_leaves_nothing(hub, tmp_path) -> None:
     nothing_remains(tmp_path / "layout", hub.repo, "RemoteProtocolError")
 
 
-def test_bytes_that_are_not_the_promised_ones_leave_nothing(hub, tmp_path) -> None:
+def test_bytes_with_another_hash_leave_nothing(hub, tmp_path) -> None:
     hub.digest = "0" * 64
-    nothing_remains(tmp_path / "layout", hub.repo, "not what the repository promised")
+    nothing_remains(tmp_path / "layout", hub.repo, "SHA-256 of model.safetensors")
 
 
-def test_a_repository_that_is_not_there_is_said(hub, tmp_path) -> None:
+def test_a_missing_repository_is_an_error(hub, tmp_path) -> None:
     nothing_remains(tmp_path / "layout", f"{hub.url}/owner/other", "404")
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(hub, tmp_path) -> None:
+def test_a_folder_with_other_content_is_unchanged(hub, tmp_path) -> None:
     folder = tmp_path / "layout"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigurationError, match="cannot be brought"):
+    with pytest.raises(ConfigurationError, match="cannot be downloaded"):
         ensure_model(folder, hub.repo)
     assert [file.name for file in folder.iterdir()] == ["notes.txt"]
 

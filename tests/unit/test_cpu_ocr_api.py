@@ -1,4 +1,4 @@
-"""What a client of the CPU OCR server sees, with an engine that waits for the test's word."""
+"""The CPU OCR server's HTTP interface, with an engine that the test controls."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SETTINGS = CpuOcrOptions(
 MODEL = "pp-ocrv6-tiny"
 
 
-class Held:
-    """Reads the same line from every picture, each read held until the test lets one go."""
+class ControlledEngine:
+    """Reads the same line from every picture; each read waits until the test releases it."""
 
     def __init__(self) -> None:
         self.text = "twelve bytes"
@@ -49,7 +49,7 @@ class Held:
 class Served:
     """The application behind a real socket."""
 
-    def __init__(self, engine: Held) -> None:
+    def __init__(self, engine: ControlledEngine) -> None:
         self.engine = engine
         self.app = create_app(SETTINGS, engine)
         self.server = uvicorn.Server(uvicorn.Config(self.app, log_level="error"))
@@ -65,7 +65,7 @@ class Served:
 
     def drain(self) -> None:
         assert self.loop is not None
-        self.loop.call_soon_threadsafe(self.app.state.desk.drain)
+        self.loop.call_soon_threadsafe(self.app.state.queue.drain)
 
     def metric(self, name: str, **labels: str) -> float:
         families = text_string_to_metric_families(self.http.get("/metrics").text)
@@ -74,8 +74,8 @@ class Served:
             s.value for f in families for s in f.samples if s.name == name and s.labels == wanted
         )
 
-    def at_work(self) -> tuple[float, float]:
-        """Requests that run and that wait."""
+    def running_and_waiting(self) -> tuple[float, float]:
+        """The numbers of running and waiting requests."""
         running, waiting = "vllm:num_requests_running", "vllm:num_requests_waiting"
         return self.metric(running), self.metric(waiting)
 
@@ -85,7 +85,7 @@ class Served:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    served = Served(Held())
+    served = Served(ControlledEngine())
     served.thread.start()
     eventually(lambda: served.http.get("/health").status_code == 200)
     yield served
@@ -118,7 +118,7 @@ def question(url: str | None = None) -> dict[str, Any]:
     }
 
 
-def test_an_answer_has_all_that_clients_read(served: Served) -> None:
+def test_an_answer_has_all_fields_that_clients_read(served: Served) -> None:
     served.engine.go.release()
     answer = served.ask().json()
     choice = answer["choices"][0]
@@ -133,7 +133,7 @@ def test_an_answer_has_all_that_clients_read(served: Served) -> None:
     assert served.metric("cpu_ocr_pages_total", turned="0") == 1
 
 
-def test_max_tokens_cuts_between_characters_and_says_length(served: Served) -> None:
+def test_max_tokens_cuts_between_characters_with_reason_length(served: Served) -> None:
     served.engine.text = "äöüß€"
     served.engine.go.release()
     answer = served.ask(max_tokens=2).json()
@@ -177,7 +177,7 @@ def with_url(url: str) -> dict[str, Any]:
         ({"user": "x" * 60_000}, 413, "request_too_large"),
     ],
 )
-def test_a_bad_request_is_refused_in_openai_words(
+def test_a_bad_request_is_refused_as_openai_does(
     served: Served, changes: dict[str, Any], status: int, code: str
 ) -> None:
     response = served.ask(**changes)
@@ -188,7 +188,7 @@ def test_a_bad_request_is_refused_in_openai_words(
     assert served.engine.reads == 0
 
 
-def test_broken_json_and_unknown_paths_have_the_same_shape(served: Served) -> None:
+def test_broken_json_and_unknown_paths_have_the_same_form(served: Served) -> None:
     broken = served.http.post("/v1/chat/completions", content=b"{not json")
     assert (broken.status_code, broken.json()["error"]["code"]) == (400, "invalid_request")
     assert served.http.get("/v2/none").json()["error"]["code"] == "not_found"
@@ -196,7 +196,7 @@ def test_broken_json_and_unknown_paths_have_the_same_shape(served: Served) -> No
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
 
 
-def test_an_engine_that_breaks_is_a_500_and_the_next_page_is_read(served: Served) -> None:
+def test_an_engine_error_is_a_500_and_the_next_page_is_read(served: Served) -> None:
     served.engine.broken = True
     served.engine.go.release()
     response = served.ask()
@@ -210,10 +210,10 @@ def test_an_engine_that_breaks_is_a_500_and_the_next_page_is_read(served: Served
 def test_one_runs_and_the_rest_wait(served: Served) -> None:
     with ThreadPoolExecutor(3) as clients:
         answers = [clients.submit(served.ask) for _ in range(3)]
-        eventually(lambda: served.at_work() == (1, 2) and served.engine.reads == 1)
+        eventually(lambda: served.running_and_waiting() == (1, 2) and served.engine.reads == 1)
         served.engine.go.release(3)
         assert [a.result().status_code for a in answers] == [200, 200, 200]
-    eventually(lambda: served.at_work() == (0, 0))
+    eventually(lambda: served.running_and_waiting() == (0, 0))
 
 
 def hang_up_after_sending(served: Served) -> socket.socket:
@@ -224,7 +224,7 @@ def hang_up_after_sending(served: Served) -> socket.socket:
     return client
 
 
-def test_a_client_that_hangs_up_in_the_queue_costs_no_work(served: Served) -> None:
+def test_a_page_of_a_client_that_leaves_the_queue_is_not_read(served: Served) -> None:
     with ThreadPoolExecutor(1) as clients:
         first = clients.submit(served.ask)
         eventually(lambda: served.metric("vllm:num_requests_running") == 1)
@@ -239,11 +239,11 @@ def test_a_client_that_hangs_up_in_the_queue_costs_no_work(served: Served) -> No
     assert served.metric("vllm:request_success_total", finished_reason="abort") == 1
 
 
-def test_a_client_that_hangs_up_while_read_frees_the_engine_for_the_next(served: Served) -> None:
+def test_a_client_that_leaves_while_its_page_is_read_frees_the_engine(served: Served) -> None:
     gone = hang_up_after_sending(served)
     eventually(lambda: served.engine.reads == 1)
     gone.close()
-    # Two rounds of the server's loop: the first sees the closed connection, the second tells.
+    # Two rounds of the server's loop: the first reads the closed connection, the second cancels.
     assert served.metric("vllm:num_requests_running") == 1
     assert served.metric("vllm:num_requests_running") == 1
     served.engine.go.release(2)
@@ -251,7 +251,7 @@ def test_a_client_that_hangs_up_while_read_frees_the_engine_for_the_next(served:
     assert served.metric("vllm:request_success_total", finished_reason="abort") == 1
 
 
-def test_a_draining_server_finishes_the_page_in_hand_and_turns_the_queue_away(
+def test_a_draining_server_finishes_the_page_in_progress_and_refuses_the_queue(
     served: Served,
 ) -> None:
     with ThreadPoolExecutor(2) as clients:

@@ -34,13 +34,13 @@ def reopened(data: bytes) -> Image.Image:
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
-def test_an_ordinary_picture_is_handed_on_untouched(mode: str, form: str) -> None:
+def test_an_ordinary_picture_is_passed_on_unchanged(mode: str, form: str) -> None:
     data = encoded(Image.new(mode, (20, 10), "white"), form)
     assert plain(picture(data)) == data
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_what_is_transparent_becomes_paper(mode: str) -> None:
+def test_transparent_areas_become_white(mode: str) -> None:
     image = Image.new(mode, (20, 10))
     assert reopened(plain(picture(encoded(image)))).convert("RGB").getpixel((3, 3)) == (255,) * 3
 
@@ -51,7 +51,7 @@ def test_sixteen_bits_keep_their_grey() -> None:
     assert grey == 128
 
 
-def test_a_note_of_orientation_is_followed() -> None:
+def test_the_exif_orientation_is_applied() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encoded(Image.new("RGB", (20, 10)), "JPEG", exif=exif)

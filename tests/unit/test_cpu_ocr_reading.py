@@ -1,4 +1,4 @@
-"""Reading order and paragraphs, from rectangles alone."""
+"""Reading order and paragraphs, from rectangles only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_gap_divides_paragraphs() -> None:
     assert second.startswith("second line 0")
 
 
-def test_a_word_divided_over_a_line_end_is_put_together() -> None:
+def test_a_word_hyphenated_at_a_line_end_is_joined() -> None:
     assert to_text([box(20, 0, "the state of the docu-"), box(20, 20, "ments is good")]) == (
         "the state of the documents\nis good"
     )
@@ -82,6 +82,6 @@ side = st.integers(0, 2000)
 
 
 @given(st.lists(st.tuples(side, side, st.integers(0, 600), st.integers(0, 90)), max_size=60))
-def test_every_box_is_told_exactly_once(places: list[tuple[int, int, int, int]]) -> None:
+def test_every_box_is_in_the_text_exactly_once(places: list[tuple[int, int, int, int]]) -> None:
     boxes = [TextBox(x, y, x + w, y + h, f"W{i}W", 0.9) for i, (x, y, w, h) in enumerate(places)]
     assert sorted(to_text(boxes).split()) == sorted(b.text for b in boxes)

@@ -1,4 +1,4 @@
-"""Which pages are read a second time, and which reading is kept."""
+"""Which pages are read turned as well, and which reading is kept."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_the_rule(boxes: list[TextBox], degrees: int) -> None:
     assert likely_turn(boxes) == degrees
 
 
-def test_a_slim_letter_alone_is_no_sign_of_a_turn() -> None:
+def test_a_single_narrow_letter_does_not_mean_a_turn() -> None:
     assert likely_turn([TextBox(0, 0, 8, 24, "1", 0.95)]) == 0
 
 
 class Scripted:
-    """Answers by the shape of the picture it is given, and keeps the shapes."""
+    """Answers by the shape of the picture, and records the shapes."""
 
     def __init__(self, *answers: list[TextBox]) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""From a model's boxes to blocks: on the page, none twice, in the order people read."""
+"""From a model's boxes to blocks: on the page, without doubles, in reading order."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_a_bbox_lies_on_the_page_and_has_an_area(x1, y1, x2, y2) -> None:
         assert 0 <= top < bottom <= 1000
 
 
-def test_a_box_beside_the_page_or_turned_inside_out_is_none() -> None:
+def test_a_box_outside_the_page_or_with_swapped_corners_is_none() -> None:
     assert bbox_of(1.1, 0.1, 1.3, 0.2) is None
     assert bbox_of(0.5, 0.5, 0.4, 0.6) is None
     assert bbox_of(0.5, 0.5, 0.5001, 0.6) is None
 
 
-def test_columns_are_read_one_after_the_other_between_what_runs_across() -> None:
+def test_columns_are_read_one_after_the_other_between_full_width_blocks() -> None:
     shuffled_and_ordered(
         text(100, 50, 900, 90, label="doc_title"),
         text(60, 120, 480, 300),
@@ -65,7 +65,7 @@ def test_three_columns() -> None:
     )  # fmt: skip
 
 
-def test_a_title_that_runs_a_little_into_the_columns_does_not_mix_them() -> None:
+def test_a_title_that_overlaps_the_columns_a_little_does_not_mix_them() -> None:
     shuffled_and_ordered(
         text(100, 50, 900, 104, label="doc_title"),
         text(60, 100, 480, 300),
@@ -85,37 +85,37 @@ def test_a_formula_comes_before_its_number_and_a_row_goes_from_left_to_right() -
 
 
 @given(st.lists(boxes(), max_size=12))
-def test_ordering_loses_and_invents_nothing(drawn) -> None:
+def test_ordering_loses_and_adds_no_box(drawn) -> None:
     assert sorted(in_order(drawn), key=repr) == sorted(drawn, key=repr)
 
 
-def test_a_box_inside_another_goes_and_the_order_stays() -> None:
+def test_a_box_inside_another_is_removed_and_the_order_is_kept() -> None:
     table = text(100, 400, 900, 800, label="table")
     above, below = text(100, 100, 900, 300), text(100, 820, 900, 900)
     cell = text(120, 420, 400, 460)
     assert without_overlaps([below, cell, table, above]) == [below, table, above]
 
 
-def test_of_two_boxes_of_one_block_the_surer_stays() -> None:
+def test_of_two_boxes_of_one_block_the_one_with_the_higher_score_is_kept() -> None:
     sure, unsure = text(100, 100, 900, 300), text(102, 99, 898, 303, score=0.5, label="abstract")
     assert without_overlaps([unsure, sure]) == [sure]
     assert without_overlaps([sure, unsure]) == [sure]
     assert without_overlaps([sure, sure]) == [sure]
 
 
-def test_a_picture_inside_a_text_stays_beside_it() -> None:
+def test_a_picture_inside_a_text_is_kept() -> None:
     column, photo = text(100, 100, 900, 900), text(200, 200, 400, 400, label="image")
     assert without_overlaps([column, photo]) == [column, photo]
 
 
-def test_a_picture_of_the_whole_sheet_does_not_swallow_the_page() -> None:
+def test_a_picture_of_the_whole_page_does_not_replace_its_blocks() -> None:
     sheet, block = text(0, 0, 1000, 990, label="image"), text(100, 100, 900, 300)
     assert without_overlaps([sheet, block]) == [block]
     assert without_overlaps([sheet]) == [sheet]
 
 
 @given(st.lists(boxes(), max_size=12))
-def test_what_is_dropped_is_covered_by_what_stays(drawn) -> None:
+def test_every_dropped_box_is_covered_by_a_kept_one(drawn) -> None:
     kept = without_overlaps(drawn)
     assert bool(kept) == bool(drawn)
     assert [box for box in drawn if box in kept] == kept or len(set(drawn)) < len(drawn)

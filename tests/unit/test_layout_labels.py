@@ -1,4 +1,4 @@
-"""What is done with each of the 25 labels, by default and by choice."""
+"""What is done with each of the 25 labels, by default and by settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_defaults_cover_all_labels_as_the_sdk_has_them() -> None:
     assert len(LABELS) == len(set(LABELS)) == 25
 
 
-def test_footnotes_are_read_where_they_are_not_named_to_be_dropped(monkeypatch) -> None:
+def test_footnotes_are_read_if_the_settings_do_not_drop_them(monkeypatch) -> None:
     monkeypatch.setenv("RAG_SERVICE_LAYOUT_DROP", "header,footer")
     settings = load_settings().layout
     assert task_of("footnote", settings) is Task.TEXT
@@ -39,7 +39,8 @@ def test_footnotes_are_read_where_they_are_not_named_to_be_dropped(monkeypatch) 
 
 
 @pytest.mark.parametrize(
-    ("value", "complaint"), [("headline", "'headline' is no label"), ("table", "table may stand")]
+    ("value", "complaint"),
+    [("headline", "'headline' is not a label"), ("table", "table may be in only one")],
 )
 def test_an_unknown_label_and_one_with_two_tasks_stop_the_start(
     monkeypatch, value, complaint

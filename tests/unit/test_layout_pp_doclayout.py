@@ -1,4 +1,4 @@
-"""PP-DocLayoutV3 with random weights: its answers as transformers itself reads them."""
+"""PP-DocLayoutV3 with random weights, compared with transformers' own post-processing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The architecture with random weights and, as the hub has it, too few labels by name."""
+    """The architecture with random weights and, as on the hub, too few label names."""
     torch.manual_seed(7)
     config = transformers.PPDocLayoutV3Config(num_labels=len(LABELS))
     path = tmp_path_factory.mktemp("weights")
@@ -41,8 +41,8 @@ def settings(folder: Path) -> LayoutOptions:
 
 
 @pytest.mark.timeout(600)
-def test_a_batch_is_read_in_one_go_each_page_for_itself(folder, monkeypatch) -> None:
-    # Random weights see one sheet-wide box everywhere, under which the others would vanish.
+def test_a_batch_is_read_at_once_and_each_page_is_independent(folder, monkeypatch) -> None:
+    # Random weights find one page-wide box everywhere, which would replace the others.
     monkeypatch.setattr(pp_doclayout, "THRESHOLD", 0.0)
     monkeypatch.setattr(pp_doclayout, "without_overlaps", list)
     model = load_model(settings(folder))

@@ -1,6 +1,6 @@
-"""What a probe of a server found at each number in flight, where it stops, what follows from it.
+"""The steps of a probe, one for each number in flight: when it stops and what it found.
 
-Pure. Used by probing.py, which measures, and by the command `probe`.
+Pure functions; measurement.py measures.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from itertools import takewhile
 
 from pydantic import BaseModel, ConfigDict
 
-# Less growth than this over two doublings is none.
+# The smallest growth of throughput over two doublings that counts.
 _GROWTH = 1.05
-# One after the other: four at once bring no more than this times what one alone brings.
+# A server is serial if this number in flight gives at most this multiple of one alone.
 _SERIAL_AT, _SERIAL_GAIN = 4, 1.25
-# A doubling that brings less than this shows that something is the limit, once so many were tried.
-# Where the requests are seen to be held up outside the batch, more of a gain is still little.
+# A doubling with a smaller gain shows a limit, from this number of steps on. If requests are held
+# up outside the batch, a larger gain is still small.
 _LEVEL, _LEVEL_HELD_UP, _LEVEL_STEPS = 1.15, 1.35, 3
-# One core does all of the probe's work but the drawing of pages.
+# Cores; one core does all of the probe's work except drawing pages.
 _BUSY = 0.8
-# Twice as many can at worst take twice as long.
+# Twice the number in flight takes at most twice as long.
 _WORST_STEP = 2.0
-# The same throughput but for noise; and what `objective: latency` gives up for short answers.
+# The share of the best throughput that counts as the same, and the one that `objective: latency`
+# accepts for shorter answers.
 _SAME, _NEARLY = 0.97, 0.9
 
 
 class Ending(StrEnum):
-    """Why a probe went no further."""
+    """Why a probe stopped."""
 
     SERIALISES = "serialises"
     NO_GROWTH = "no_growth"
@@ -40,7 +41,7 @@ class Ending(StrEnum):
 
 
 class Growth(StrEnum):
-    """What the last doubling brought."""
+    """Whether the last doubling raised the throughput."""
 
     UNKNOWN = "unknown"
     GROWS = "grows"
@@ -49,10 +50,10 @@ class Growth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far a probe goes.
+    """The limits of a probe.
 
-    `seconds` and `answers`: what a step lasts at least. `latency`: seconds after which an answer
-    is too slow. `timeout`: the client's own. `most`: requests in flight.
+    `seconds` and `answers`: the minimum of a step. `latency`: seconds after which an answer is too
+    slow. `timeout`: the client's own, in seconds. `most`: requests in flight.
     """
 
     seconds: float = 10.0
@@ -63,13 +64,13 @@ class Bounds:
 
 
 class Step(BaseModel):
-    """Measured with so many in flight.
+    """One measurement with `in_flight` requests.
 
-    `pages_per_second` and the latencies (seconds; their median, 95th percentile and greatest) are
-    None where no answer could be counted. `open` is the mean of really open requests. Gauges are
-    means, None without gauges; `full_at`: the most that ran while something waited. Tokens are
-    means a page. `empty`: answers without a word. `client_cpu`: cores that the probe itself used.
-    `too_slow`: ended because a request was open for longer than the bound.
+    `pages_per_second` and the latencies (seconds; median, 95th percentile and maximum) are None if
+    no answer was counted. `open` is the mean number of open requests. Gauges are means, None
+    without gauges; `full_at`: the most that ran while a request waited. Tokens are means per page.
+    `empty`: answers without text. `client_cpu`: cores that the probe itself used. `too_slow`: a
+    request was open for longer than the limit, which ended the step.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -94,12 +95,12 @@ class Step(BaseModel):
 
     @property
     def lacked_cpu(self) -> bool:
-        """Whether the probe may have been what held it up."""
+        """Whether the probe itself may have been the limit."""
         return self.client_cpu > _BUSY
 
 
 class Choice(BaseModel):
-    """A number in flight and what it brings."""
+    """A number in flight with its throughput and latency (seconds)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -109,10 +110,10 @@ class Choice(BaseModel):
 
 
 class Findings(BaseModel):
-    """What the steps say together.
+    """The result of all steps.
 
-    `batches` is None where too little was measured. `slots` is the server's own word where
-    `slots_stated`, else the most that ran while something waited.
+    `batches` is None if too little was measured. `slots`: as the server states them if
+    `slots_stated`, else the most that ran while a request waited.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -126,7 +127,7 @@ class Findings(BaseModel):
 
 
 def next_in_flight(steps: Sequence[Step], bounds: Bounds, slots: int | None = None) -> int | Ending:
-    """How many to try after these steps, or why to stop. `slots`: where the server says them."""
+    """Return the next number in flight, or why to stop. `slots`: those that the server states."""
     if not steps:
         return 1
     last = steps[-1]
@@ -148,10 +149,10 @@ def next_in_flight(steps: Sequence[Step], bounds: Bounds, slots: int | None = No
 
 
 def serialises(steps: Sequence[Step], slots: int | None = None) -> bool:
-    """Whether pages are read one after the other; False while that is not certain.
+    """Return True if pages are certainly read one after the other.
 
-    Two in flight settle it where the server states one slot, or shows one and brings no more;
-    four where it shows one slot or brings no more.
+    With two in flight, if the server states one slot, or shows one slot and no gain; with four, if
+    it shows one slot or no gain.
     """
     tried = [step for step in with_throughput(steps) if step.in_flight > 1]
     alone = steps[0].pages_per_second if steps else None
@@ -170,14 +171,14 @@ def serialises(steps: Sequence[Step], slots: int | None = None) -> bool:
 
 
 def with_throughput(steps: Sequence[Step]) -> list[Step]:
-    """Those of which an answer could be counted."""
+    """Return the steps with a counted answer."""
     return [step for step in steps if step.pages_per_second is not None]
 
 
 def growth(steps: Sequence[Step], *, held_up: bool) -> Growth:
-    """What the last doubling brought, wherever the probe stopped.
+    """Return whether the last doubling raised the throughput, for any ending of the probe.
 
-    `held_up`: many requests were open that the server had not taken in.
+    `held_up`: many open requests neither ran nor waited in the server.
     """
     speeds = [choice.pages_per_second for choice in _measured(steps)]
     level = _LEVEL_HELD_UP if held_up else _LEVEL
@@ -187,20 +188,20 @@ def growth(steps: Sequence[Step], *, held_up: bool) -> Growth:
 
 
 def in_flight_with_cpu(steps: Sequence[Step]) -> int | None:
-    """The most in flight up to which the probe kept up; None where it was short at once."""
+    """Return the highest number in flight before the probe lacked CPU; None if it always did."""
     able = takewhile(lambda step: not step.lacked_cpu, steps)
     return max((step.in_flight for step in able), default=None)
 
 
 def rests_on_lack_of_cpu(steps: Sequence[Step]) -> bool:
-    """Whether the probe was short of CPU where throughput ended or was the most."""
+    """Return True if the probe lacked CPU at the last step or at the highest throughput."""
     counted = with_throughput(steps)
     most = max(counted, key=lambda step: step.pages_per_second or 0.0)
     return counted[-1].lacked_cpu or most.lacked_cpu
 
 
 def conclude(steps: Sequence[Step], ending: Ending, slots: int | None = None) -> Findings | None:
-    """The findings; None where no step went well."""
+    """Return the findings; None if no step succeeded."""
     measured = _measured(steps)
     if not measured:
         return None
@@ -228,7 +229,7 @@ def _slots(steps: Sequence[Step], slots: int | None) -> int | None:
 
 
 def _measured(steps: Sequence[Step]) -> list[Choice]:
-    """Of the steps that went well to their end."""
+    """Return a choice for each step that succeeded."""
     return [choice for step in steps if (choice := _choice(step)) is not None]
 
 
@@ -240,6 +241,6 @@ def _choice(step: Step) -> Choice | None:
 
 
 def _least_with(measured: Sequence[Choice], share: float) -> Choice:
-    """The fewest in flight that bring that share of the most."""
+    """Return the lowest number in flight with this share of the highest throughput."""
     wanted = share * max(choice.pages_per_second for choice in measured)
     return next(choice for choice in measured if choice.pages_per_second >= wanted)

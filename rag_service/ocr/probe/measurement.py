@@ -1,8 +1,8 @@
-"""Sends pages to an OCR server at 1, 2, 4, … in flight and measures. Used by the command `probe`.
+"""Sends pages to an OCR server with 1, 2, 4, … in flight and measures.
 
-The load never drains between two steps: each adds requests to those of the one before. Answers
-count once every request has been sent at the step's own load, so that neither a first request
-that warms the server up nor the step's beginning is measured.
+The load never drains between two steps: each step adds requests to those of the one before. An
+answer counts if its request was sent after an answer of the same step, so neither the warm-up of
+the server nor the beginning of a step is measured.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from rag_service.ocr.probe.findings import Bounds, Ending, Step, next_in_flight
 from rag_service.ocr.server_gauges import ServerGauges
 from rag_service.runtime.retry import TryAgain
 
-_LOOK_SECONDS, _POLL_SECONDS = 0.25, 0.02
+_SAMPLE_SECONDS, _POLL_SECONDS = 0.25, 0.02
+# The share of samples with a waiting request from which the slots count as full.
 _FULL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeQuestion:
-    """What is asked of every page; `draw` makes a new one, called from threads."""
+    """The request for every page; `draw` makes a new page and is called from threads."""
 
     draw: Callable[[], bytes]
     prompt: str
@@ -33,7 +34,7 @@ class ProbeQuestion:
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """An answer of one place; `before`: when the place's last answer came."""
+    """An answer in one place of the load; `before`: when that place's previous answer came."""
 
     place: int
     began: float
@@ -43,14 +44,14 @@ class _Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _GaugeSample:
     at: float
     open: int
     gauges: ServerGauges | None
 
 
 class ProbeLoad:
-    """Requests to one server that stay so many, as a context; leaving it closes them all."""
+    """A constant number of requests to one server; leaving the context closes them all."""
 
     def __init__(self, client: OcrClient, question: ProbeQuestion, bounds: Bounds) -> None:
         self.error: RagServiceError | TryAgain | None = None
@@ -58,35 +59,38 @@ class ProbeLoad:
         self._question = question
         self._bounds = bounds
         self._places: list[asyncio.Task[None]] = []
-        self._looking: asyncio.Task[None] | None = None
+        self._sampling: asyncio.Task[None] | None = None
         self._open: dict[int, float] = {}
         self._answers: list[_Answered] = []
-        self._looks: list[_Look] = []
+        self._samples: list[_GaugeSample] = []
 
     async def __aenter__(self) -> ProbeLoad:
-        self._looking = asyncio.create_task(self._look())
+        self._sampling = asyncio.create_task(self._sample_gauges())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [task for task in (self._looking, *self._places) if task is not None]
+        tasks = [task for task in (self._sampling, *self._places) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def step(self, in_flight: int, stop: asyncio.Event) -> Step:
-        """Grow to so many and measure; ends early when stopped, at an error, at a slow answer."""
+        """Raise the load to `in_flight` and measure.
+
+        Ends early if it is stopped, at an error or at an answer that is too slow.
+        """
         began, cpu = time.monotonic(), time.process_time()
         self._answers.clear()
-        self._looks.clear()
+        self._samples.clear()
         for place in range(len(self._places), in_flight):
             self._places.append(asyncio.create_task(self._keep_asking(place)))
         settled: float | None = None
         while not (stop.is_set() or self.error or self._too_slow()):
             if settled is None and len({a.place for a in self._answers}) == in_flight:
                 settled = time.monotonic()
-            if settled is not None and self._suffices(in_flight, began, settled):
+            if settled is not None and self._is_enough(in_flight, began, settled):
                 break
-            self._raise_faults()
+            self._raise_unexpected()
             await asyncio.sleep(_POLL_SECONDS)
         busy = (time.process_time() - cpu) / (time.monotonic() - began)
         return self._measured(in_flight, began, settled or began, busy)
@@ -116,29 +120,29 @@ class ProbeLoad:
     async def _draw(self) -> bytes:
         return await asyncio.to_thread(self._question.draw)
 
-    async def _look(self) -> None:
+    async def _sample_gauges(self) -> None:
         while True:
             gauges = await self._client.gauges()
-            self._looks.append(_Look(time.monotonic(), len(self._open), gauges))
-            await asyncio.sleep(_LOOK_SECONDS)
+            self._samples.append(_GaugeSample(time.monotonic(), len(self._open), gauges))
+            await asyncio.sleep(_SAMPLE_SECONDS)
 
     def _too_slow(self) -> bool:
         oldest = min(self._open.values(), default=None)
         return oldest is not None and time.monotonic() - oldest > self._bounds.latency
 
-    def _suffices(self, in_flight: int, began: float, settled: float) -> bool:
+    def _is_enough(self, in_flight: int, began: float, settled: float) -> bool:
         lasted = time.monotonic() - settled >= self._bounds.seconds
         counted = self._counted(began)
-        # Of every place, or the slow answers would be those left out.
+        # One of every place, or slow answers would be left out.
         whole = len({answer.place for answer in counted}) == in_flight
         return lasted and whole and len(counted) >= self._bounds.answers
 
     def _counted(self, began: float) -> list[_Answered]:
-        """Those asked after an answer of this step, and so at its full load."""
+        """Return the answers whose request was sent after an answer of this step."""
         return [a for a in self._answers if a.before is not None and a.before >= began]
 
-    def _raise_faults(self) -> None:
-        """A place that ended by anything but a server's error is our own fault, and is told."""
+    def _raise_unexpected(self) -> None:
+        """Raise the error of a place that ended by anything but a server's error."""
         for place in self._places:
             if place.done() and not place.cancelled():
                 place.result()
@@ -153,7 +157,7 @@ class ProbeLoad:
             "too_slow": self._too_slow(),
             "error": None if self.error is None else str(self.error),
         }
-        step |= _seen([look for look in self._looks if look.at >= settled])
+        step |= _gauges_of([sample for sample in self._samples if sample.at >= settled])
         if counted:
             step |= _timed(in_flight, counted)
         return Step.model_validate(step)
@@ -168,7 +172,10 @@ async def probe(
     starting: Callable[[int], None],
     ended: Callable[[Step], None],
 ) -> Ending:
-    """Step after step until there is no more to learn; each is told when it starts and ends."""
+    """Measure step after step until one says why to stop.
+
+    Calls `starting` with the number in flight before each step and `ended` after it.
+    """
     steps: list[Step] = []
     while True:
         following = next_in_flight(steps, bounds, slots)
@@ -177,14 +184,14 @@ async def probe(
         starting(following)
         step = await load.step(following, stop)
         if stop.is_set():
-            # What a part of a step showed is no measurement.
+            # Part of a step is not a measurement.
             return Ending.INTERRUPTED
         steps.append(step)
         ended(step)
 
 
 def _timed(in_flight: int, counted: Sequence[_Answered]) -> dict[str, float | None]:
-    """Throughput by Little's law: a place's mean time from answer to answer, so many places."""
+    """Return throughput by Little's law (places divided by their mean cycle) and latencies."""
     cycles = [a.ended - a.before for a in counted if a.before is not None]
     seconds = sorted(a.ended - a.began for a in counted)
     return {
@@ -198,16 +205,16 @@ def _timed(in_flight: int, counted: Sequence[_Answered]) -> dict[str, float | No
     }
 
 
-def _seen(looks: Sequence[_Look]) -> dict[str, float | int | None]:
-    gauges = [look.gauges for look in looks if look.gauges is not None]
-    full = [int(seen.running) for seen in gauges if seen.waiting >= 1 and seen.running >= 1]
+def _gauges_of(samples: Sequence[_GaugeSample]) -> dict[str, float | int | None]:
+    gauges = [sample.gauges for sample in samples if sample.gauges is not None]
+    full = [int(each.running) for each in gauges if each.waiting >= 1 and each.running >= 1]
     if len(full) < _FULL_SHARE * len(gauges):
-        # A request waits for a moment also where there is a free slot.
+        # A request waits for a moment even if a slot is free.
         full = []
     return {
-        "running": _mean_known(seen.running for seen in gauges),
-        "waiting": _mean_known(seen.waiting for seen in gauges),
-        "cache_use": _mean_known(seen.cache_use for seen in gauges),
+        "running": _mean_known(each.running for each in gauges),
+        "waiting": _mean_known(each.waiting for each in gauges),
+        "cache_use": _mean_known(each.cache_use for each in gauges),
         "full_at": max(full, default=None),
     }
 

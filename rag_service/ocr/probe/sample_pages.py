@@ -1,6 +1,6 @@
-"""Pages of text drawn on the spot, no two alike. Used by the probe, which must not need files.
+"""Generated pages of text, no two alike, so that the probe needs no files.
 
-Servers keep what they made of a picture that they have seen, so a repeated page measures nothing.
+Servers cache their work on a picture, so a repeated page would measure nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEXT = (
 
 
 class SamplePages:
-    """An endless pile of A4 pages, grey; `draw` may be called from any thread."""
+    """An endless series of grey A4 pages; `draw` may be called from any thread."""
 
     def __init__(self, dpi: int) -> None:
         self.width, self.height = (round(side * dpi) for side in _A4_INCHES)
@@ -36,14 +36,14 @@ class SamplePages:
         self._font = _font(self._line * 0.62)
         self._bases = [self._base(random.Random(seed)) for seed in range(_BASES)]
         self._numbers = itertools.count(1)
-        # So that the next probe of the same server brings no page that it knows.
-        self._pile = random.SystemRandom().randrange(10**9)
+        # So that the next probe of the same server sends no page that it has cached.
+        self._series = random.SystemRandom().randrange(10**9)
 
     def draw(self) -> bytes:
-        """The next page as a JPEG: one of a few texts under a number of its own."""
+        """Return the next page as a JPEG: one of a few texts under its own number."""
         number = next(self._numbers)
         page = self._bases[number % _BASES].copy()
-        self._write(page, 0, f"Sheet {number} of pile {self._pile:09d}")
+        self._write(page, 0, f"Page {number} of series {self._series:09d}")
         with io.BytesIO() as file:
             page.save(file, "JPEG", quality=_QUALITY)
             return file.getvalue()

@@ -1,1 +1,1 @@
-"""The CPU OCR server's parts: engine, turning, reading order, desk, HTTP."""
+"""The CPU OCR server: engine, page orientation, text order, request queue, HTTP."""

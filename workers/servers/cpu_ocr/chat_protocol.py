@@ -1,4 +1,4 @@
-"""The words of the OpenAI chat protocol that this server knows, checked. Used by api."""
+"""The part of the OpenAI chat protocol that this server supports: requests, errors, tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import BaseModel, Field, ValidationError
 
 from workers.servers.cpu_ocr.request_picture import RequestPicture, UnreadablePicture, from_data_uri
 
-# Ours to choose, as nothing is generated: a picture of the largest size and its text fit.
+# A free choice, as nothing is generated: the largest picture and its text fit.
 MAX_MODEL_LEN = 131072
 BYTES_PER_TOKEN = 4
 PIXELS_PER_TOKEN = 28 * 28
 
 
 class RequestRefused(Exception):
-    """A request that cannot be answered, in the shape of OpenAI's errors."""
+    """A request that cannot be answered, in the form of OpenAI's errors."""
 
     def __init__(
         self, status: int, message: str, code: str, kind: str = "invalid_request_error"
@@ -48,16 +48,16 @@ class TextPart(BaseModel):
     text: str
 
 
-Part = Annotated[ImagePart | TextPart, Field(discriminator="type")]
+MessagePart = Annotated[ImagePart | TextPart, Field(discriminator="type")]
 
 
 class Message(BaseModel):
     role: Literal["system", "user", "assistant"]
-    content: str | list[Part]
+    content: str | list[MessagePart]
 
 
 class ChatRequest(BaseModel):
-    """What the server looks at; sampling parameters and the like are accepted and not used."""
+    """The fields that the server uses; others, such as sampling parameters, are ignored."""
 
     model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -69,7 +69,7 @@ class ChatRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ReadingRequest:
-    """A checked request: the picture, the room for its text, the tokens it brought."""
+    """A checked request: the picture, the token limit of its text, the tokens of the prompt."""
 
     picture: RequestPicture
     max_tokens: int
@@ -77,18 +77,18 @@ class ReadingRequest:
 
 
 def parse(body: bytes, model: str, max_pixels: int) -> ReadingRequest:
-    """Check a request's body. Raises Refused with the status and code that name the fault."""
+    """Check a request's body. Raises RequestRefused with the status and code of the fault."""
     try:
         request = ChatRequest.model_validate_json(body)
     except ValidationError as error:
         raise RequestRefused(400, _explain(error), "invalid_request") from error
     if request.model not in (None, model):
         raise RequestRefused(
-            404, f"The model {request.model!r} is not served here; {model} is.", "model_not_found"
+            404, f"The model {request.model!r} is not served, only {model}.", "model_not_found"
         )
     if request.stream:
         raise RequestRefused(
-            400, "Streaming is not offered: leave `stream` out.", "stream_unsupported"
+            400, "Streaming is not supported: leave out `stream`.", "stream_unsupported"
         )
     parts = [p for m in request.messages if isinstance(m.content, list) for p in m.content]
     prompt = "".join(p.text for p in parts if isinstance(p, TextPart))
@@ -105,7 +105,7 @@ def _picture(urls: list[str], max_pixels: int) -> RequestPicture:
     if len(urls) != 1:
         what = "no picture" if not urls else f"{len(urls)} pictures"
         raise RequestRefused(
-            400, f"The request holds {what}; exactly one is read.", "invalid_image_count"
+            400, f"The request contains {what}, not exactly one.", "invalid_image_count"
         )
     try:
         return from_data_uri(urls[0], max_pixels)
@@ -120,17 +120,17 @@ def _explain(error: ValidationError) -> str:
 
 
 def count_tokens(text: str) -> int:
-    """Tokens of a text. There is no tokenizer here: four bytes of UTF-8 count as one token."""
+    """Count the tokens of a text. Without a tokenizer, four bytes of UTF-8 are one token."""
     return math.ceil(len(text.encode()) / BYTES_PER_TOKEN)
 
 
 def picture_tokens(picture: RequestPicture) -> int:
-    """Tokens of a picture as vision models count them: one for each patch of 28 x 28 pixels."""
+    """Count the tokens of a picture as vision models do: one for each patch of 28 x 28 pixels."""
     return math.ceil(picture.width * picture.height / PIXELS_PER_TOKEN)
 
 
 def cut(text: str, max_tokens: int) -> tuple[str, Literal["stop", "length"]]:
-    """The text within max_tokens, never in the middle of a character, and why it ends there."""
+    """Cut the text to max_tokens, never within a character. Return it and the finish reason."""
     if count_tokens(text) <= max_tokens:
         return text, "stop"
     kept = text.encode()[: max_tokens * BYTES_PER_TOKEN].decode(errors="ignore")

@@ -1,7 +1,4 @@
-"""The OpenAI-compatible HTTP face of the CPU engine: chat, models, health, metrics.
-
-Used by cpu_ocr_server.
-"""
+"""The CPU engine's OpenAI-compatible HTTP interface: chat, models, health, metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from workers.servers.cpu_ocr.ocr_queue import EngineNotReady, OcrQueue, ReadingA
 
 log = logging.getLogger(__name__)
 
-# What web servers write in their logs for a client that hung up; nobody receives it.
+# The status that web servers log for a client that closed the connection; it is not received.
 CLIENT_GONE = 499
 
 
@@ -36,60 +33,62 @@ def create_app(
     engine: TextRecogniser | None = None,
     on_failure: Callable[[], None] | None = None,
 ) -> Starlette:
-    """The server as an ASGI application; its Desk is app.state.desk.
+    """Return the server as an ASGI application; its OcrQueue is app.state.queue.
 
-    The engine is loaded in the background once the application starts, unless one is given;
-    on_failure is called when that fails, and the desk's `failure` says why.
+    The engine is loaded in the background when the application starts, unless one is given;
+    on_failure is called if that fails, and the queue's `failure` is the error.
     """
     model = model_name(settings.engine)
 
     def load() -> TextRecogniser:
         return engine or FasterPaddle(settings.engine, settings.threads)
 
-    desk = OcrQueue(model, load)
-    service = _Service(settings, desk, model)
+    queue = OcrQueue(model, load)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        loading = asyncio.create_task(desk.open())
+        loading = asyncio.create_task(queue.open())
         if on_failure:
-            loading.add_done_callback(lambda _: on_failure() if desk.failure else None)
+            loading.add_done_callback(lambda _: on_failure() if queue.failure else None)
         yield
         await loading
-        desk.close()
+        queue.close()
 
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", service.chat, methods=["POST"]),
-            Route("/v1/models", service.models),
-            Route("/health", service.health),
-            Route("/metrics", service.metrics),
-        ],
+        routes=_Service(settings, queue, model).routes(),
         exception_handlers={
             RequestRefused: _refused,
             HTTPException: _http_error,
-            Exception: _broken,
+            Exception: _unexpected_error,
         },
         lifespan=lifespan,
     )
-    app.state.desk = desk
+    app.state.queue = queue
     return app
 
 
 class _Service:
-    """The four routes over one desk."""
+    """The four routes over one queue."""
 
-    def __init__(self, settings: CpuOcrOptions, desk: OcrQueue, model: str) -> None:
+    def __init__(self, settings: CpuOcrOptions, queue: OcrQueue, model: str) -> None:
         self._settings = settings
-        self._desk = desk
+        self._queue = queue
         self._model = model
         self._started = int(time.time())
 
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+        ]
+
     async def health(self, _: Request) -> Response:
-        return Response(status_code=200 if self._desk.ready else 503)
+        return Response(status_code=200 if self._queue.ready else 503)
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self._desk.metrics.exposition(), media_type="text/plain; version=0.0.4")
+        return Response(self._queue.metrics.exposition(), media_type="text/plain; version=0.0.4")
 
     async def models(self, _: Request) -> Response:
         card = {
@@ -105,9 +104,11 @@ class _Service:
         try:
             body = await _read(request, self._settings.max_body_bytes)
             job = chat_protocol.parse(body, self._model, self._settings.max_pixels)
-            text, turned = await self._desk.run(lambda e: _recognise(e, job), _hung_up(request))
+            text, turned = await self._queue.run(
+                lambda engine: _recognise(engine, job), _disconnected(request)
+            )
         except (ReadingAbandoned, ClientDisconnect):
-            self._desk.metrics.finished("abort")
+            self._queue.metrics.finished("abort")
             return Response(status_code=CLIENT_GONE)
         except EngineNotReady as error:
             raise RequestRefused(
@@ -117,16 +118,16 @@ class _Service:
             raise RequestRefused(400, str(error), "invalid_image") from error
         except Exception as error:
             if not isinstance(error, RequestRefused):
-                self._desk.metrics.finished("error")
+                self._queue.metrics.finished("error")
             raise
-        self._desk.metrics.page(turned)
+        self._queue.metrics.page(turned)
         content, reason = chat_protocol.cut(text, job.max_tokens)
-        self._desk.metrics.finished(reason)
+        self._queue.metrics.finished(reason)
         return JSONResponse(_completion(self._model, content, reason, job.prompt_tokens))
 
 
 def _recognise(engine: TextRecogniser, job: ReadingRequest) -> tuple[str, int]:
-    """In the engine's thread: pixels to text, and the turn that made them readable."""
+    """Return the picture's text and the degrees by which it was turned. In the engine's thread."""
     page = page_orientation.read_page(engine, request_picture.plain(job.picture))
     return text_order.to_text(page.boxes), page.degrees
 
@@ -151,7 +152,7 @@ def _completion(
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """The body, given up as soon as it is over the limit, whatever its header says."""
+    """Return the body. Raises RequestRefused as soon as it exceeds the limit."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -162,8 +163,8 @@ async def _read(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-async def _hung_up(request: Request) -> None:
-    """Ends when the client has closed its connection; the body must have been read."""
+async def _disconnected(request: Request) -> None:
+    """Return when the client has closed its connection; the body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -171,7 +172,7 @@ async def _hung_up(request: Request) -> None:
 async def _refused(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestRefused):
         raise error
-    # What came of a refused body is not worth reading on for.
+    # The rest of a body that is too large is not read.
     headers = {"Connection": "close"} if error.status == 413 else None
     return JSONResponse(error.body(), error.status, headers)
 
@@ -185,7 +186,7 @@ async def _http_error(_: Request, error: Exception) -> Response:
     )
 
 
-async def _broken(_: Request, error: Exception) -> Response:
-    log.error("A request failed inside the server", exc_info=error)
+async def _unexpected_error(_: Request, error: Exception) -> Response:
+    log.error("A request failed inside the server.", exc_info=error)
     message = "The server failed on this request; its log has the details."
     return JSONResponse(RequestRefused(500, message, "internal", "server_error").body(), 500)

@@ -1,7 +1,4 @@
-"""The CPU OCR server as a process: one engine a node behind the OpenAI protocol.
-
-Started by `rag-service cpu-ocr-server`; the embedded default of `run` and `up`.
-"""
+"""The CPU OCR server's process: one engine per node behind the OpenAI protocol."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def create_app(settings: CpuOcrOptions, engine: TextRecogniser | None = None) -> Starlette:
-    """The server as an ASGI application, with the configured engine unless one is given."""
+    """Return the server as an ASGI application, with the configured engine unless one is given."""
     from workers.servers.cpu_ocr.cpu_ocr_api import create_app as create
 
     return create(settings, engine)
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; the page in hand is answered, what waits is told 503.
+    """Serve until SIGTERM or SIGINT; the page in progress is answered, waiting requests get 503.
 
-    Raises ConfigurationError when the engine cannot be loaded; exits 3 on a taken address.
+    Raises ConfigurationError if the engine cannot be loaded; exits 3 if the address is taken.
     """
     asyncio.run(_serve(settings))
 
@@ -44,7 +41,7 @@ async def _serve(settings: Settings) -> None:
 
     cpu = settings.cpu_ocr
     app = create(cpu, on_failure=stop)
-    queue: OcrQueue = app.state.desk
+    queue: OcrQueue = app.state.queue
     log_level = settings.log_level.lower()
     server = HttpServer(
         uvicorn.Config(app, host=cpu.host, port=cpu.port, log_level=log_level, access_log=False),

@@ -1,4 +1,4 @@
-"""The OCR engine behind the server: what it gives and the one that reads. Used by turning, api."""
+"""The OCR engine behind the server: its protocol and its implementation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rag_service.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class TextBox:
-    """One run of text where the engine saw it: upright rectangle in pixels, confidence 0..1."""
+    """One run of text: an upright rectangle in pixels, and the confidence from 0 to 1."""
 
     x0: float
     y0: float
@@ -40,14 +40,14 @@ class TextRecogniser(Protocol):
     """Finds and reads text. One copy serves a node, called from one thread at a time."""
 
     def read(self, picture: bytes) -> list[TextBox]:
-        """Boxes of an encoded, opaque 8-bit picture (PNG, JPEG, WebP, BMP), in any order."""
+        """Return the boxes of an encoded, opaque 8-bit PNG, JPEG, WebP or BMP, in any order."""
 
 
 class FasterPaddle:
     """PP-OCRv6 through faster-paddle: Rust and ONNX Runtime, weights inside the wheel."""
 
     def __init__(self, size: Literal["tiny", "small"], threads: int) -> None:
-        """threads 0 lets the engine take the cores that affinity and container quota leave it."""
+        """Load the engine. With `threads` 0 it uses the cores that affinity and quota allow."""
         try:
             from faster_paddle import OcrEngine
         except ImportError as error:
@@ -66,5 +66,5 @@ class FasterPaddle:
 
 
 def model_name(size: Literal["tiny", "small"]) -> str:
-    """The id under which the server offers its engine in /v1/models."""
+    """Return the model's id in /v1/models."""
     return f"pp-ocrv6-{size}"

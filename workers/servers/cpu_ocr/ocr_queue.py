@@ -1,4 +1,4 @@
-"""The desk where requests wait for the one engine, and the gauges that show it. Used by api."""
+"""The request queue of the OCR engine, and its metrics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from workers.servers.cpu_ocr.ocr_engine import TextRecogniser
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# The engine runs one inference at a time whatever calls it, so one page is read at a time:
-# then `running` means computed, not "waits inside the engine".
+# The engine runs one inference at a time, so one page is read at a time: `running` then means
+# "computing" and not "waiting inside the engine".
 SLOTS = 1
 
 
@@ -25,11 +25,11 @@ class EngineNotReady(Exception):
 
 
 class ReadingAbandoned(Exception):
-    """The client hung up before its answer was ready."""
+    """The client closed its connection before its answer was ready."""
 
 
 class OcrQueue:
-    """One engine, a queue before it, and the counts of both. Lives on one event loop."""
+    """One engine, the queue before it, and the metrics of both. Belongs to one event loop."""
 
     def __init__(self, model: str, load: Callable[[], TextRecogniser]) -> None:
         self._load = load
@@ -47,31 +47,32 @@ class OcrQueue:
         return self._engine is not None and not self._closing.is_set()
 
     async def open(self) -> None:
-        """Load the engine off the event loop; a failure is kept for whoever runs the server."""
+        """Load the engine in a thread; an error is kept in `failure`."""
         try:
             self._engine = await asyncio.get_running_loop().run_in_executor(
                 self._threads, self._load
             )
         except Exception as error:
-            log.exception("The OCR engine could not be loaded")
+            log.exception("The OCR engine could not be loaded.")
             self.failure = error
 
     def drain(self) -> None:
-        """Turn away what waits and what comes; what is being read is finished."""
+        """Refuse waiting and new requests; the page in progress is finished."""
         self._closing.set()
 
     def close(self) -> None:
         self._threads.shutdown()
 
-    async def run(self, work: Callable[[TextRecogniser], T], hung_up: Awaitable[object]) -> T:
+    async def run(self, work: Callable[[TextRecogniser], T], disconnected: Awaitable[object]) -> T:
         """Call work(engine) in a thread when its turn comes.
 
-        Raises NotReady before the engine is loaded and once the desk drains, Gone when
-        hung_up ends first: a waiting request then leaves the queue and costs nothing.
+        Raises EngineNotReady before the engine is loaded and while the queue drains, and
+        ReadingAbandoned if `disconnected` ends first: a waiting request then leaves the queue
+        without being read.
         """
-        watch = asyncio.ensure_future(hung_up)
+        watch = asyncio.ensure_future(disconnected)
         try:
-            await self._turn(watch)
+            await self._wait_for_turn(watch)
             try:
                 return await self._work(work, watch)
             finally:
@@ -79,7 +80,7 @@ class OcrQueue:
         finally:
             watch.cancel()
 
-    async def _turn(self, watch: asyncio.Future[object]) -> None:
+    async def _wait_for_turn(self, watch: asyncio.Future[object]) -> None:
         turn = asyncio.ensure_future(self._free.acquire())
         closing = asyncio.ensure_future(self._closing.wait())
         self.waiting += 1
@@ -90,7 +91,7 @@ class OcrQueue:
             if not self.ready:
                 raise EngineNotReady
         except BaseException:
-            # A turn that came in the same moment goes to the next in the queue.
+            # A turn acquired in the same moment is passed to the next in the queue.
             if not turn.cancel() and not turn.cancelled():
                 self._free.release()
             raise
@@ -113,33 +114,34 @@ class OcrQueue:
 
 
 class OcrQueueMetrics:
-    """Prometheus metrics under vLLM's names, so that one reader of gauges fits both servers."""
+    """Prometheus metrics under vLLM's names, so that one reader of gauges works with both."""
 
-    def __init__(self, desk: OcrQueue, model: str) -> None:
+    def __init__(self, queue: OcrQueue, model: str) -> None:
         self._registry = CollectorRegistry()
         self._model = model
         running = self._gauge("vllm:num_requests_running", "Requests being read.")
-        running.set_function(lambda: desk.running)
+        running.set_function(lambda: queue.running)
         waiting = self._gauge("vllm:num_requests_waiting", "Requests in the queue.")
-        waiting.set_function(lambda: desk.waiting)
+        waiting.set_function(lambda: queue.waiting)
         self._finished = Counter(
             "vllm:request_success",
-            "Requests by the way they ended: stop, length, abort (hung up) or error.",
+            "Requests by outcome: stop, length, abort (client disconnected) or error.",
             ["model_name", "finished_reason"],
             registry=self._registry,
         )
         self._pages = Counter(
             "cpu_ocr_pages",
-            "Pages read, by the turn in degrees that made them readable.",
+            "Pages read, by the degrees by which they were turned.",
             ["model_name", "turned"],
             registry=self._registry,
         )
 
-    def _gauge(self, name: str, what: str) -> Gauge:
-        return Gauge(name, what, ["model_name"], registry=self._registry).labels(self._model)
+    def _gauge(self, name: str, help_text: str) -> Gauge:
+        gauge = Gauge(name, help_text, ["model_name"], registry=self._registry)
+        return gauge.labels(self._model)
 
     def finished(self, reason: str) -> None:
-        """Count an ended request."""
+        """Count a request that ended."""
         self._finished.labels(self._model, reason).inc()
 
     def page(self, turned: int) -> None:
@@ -147,5 +149,5 @@ class OcrQueueMetrics:
         self._pages.labels(self._model, str(turned)).inc()
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

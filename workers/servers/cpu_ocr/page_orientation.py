@@ -1,7 +1,7 @@
-"""Reads a page that may lie on its side or upside down, with no model for it. Used by api.
+"""Reads a page that may be sideways or upside down, without a model for orientation.
 
-The rule and its thresholds were chosen on 83 turned and upright real pages: text in tall boxes
-lies on its side; a turn the recogniser cannot make good for itself shows as low confidence.
+The rule and its thresholds were chosen on 83 turned and upright real pages: text in tall boxes is
+sideways; low confidence means a turn that the recogniser cannot correct on its own.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from workers.servers.cpu_ocr.ocr_engine import TextBox, TextRecogniser
 from workers.servers.cpu_ocr.request_picture import turned
 from workers.servers.cpu_ocr.text_order import MIN_CONFIDENCE, is_tall
 
-SURE = 0.8
+# The mean confidence from which the text counts as readable.
+READABLE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class OrientedReading:
-    """The boxes of a page and the turn, counter-clockwise in degrees, that made it readable."""
+    """The boxes of a page, and the degrees by which it was turned counter-clockwise."""
 
     boxes: list[TextBox]
     degrees: int = 0
 
 
 def read_page(engine: TextRecogniser, picture: bytes) -> OrientedReading:
-    """Read a plain picture; one that looks turned is read once more and the better one kept."""
+    """Read a plain picture; if it looks turned, also read it turned, and return the better one."""
     first = OrientedReading(engine.read(picture))
     degrees = likely_turn(first.boxes)
     if not degrees:
@@ -35,15 +36,15 @@ def read_page(engine: TextRecogniser, picture: bytes) -> OrientedReading:
 
 
 def likely_turn(boxes: Sequence[TextBox]) -> int:
-    """0, or the counter-clockwise turn in degrees after which the text should stand upright."""
+    """Return the counter-clockwise degrees after which the text is probably upright, or 0."""
     length = sum(_length(box) for box in boxes)
     if not length:
         return 0
     tall = sum(_length(box) for box in boxes if is_tall(box)) / length
-    sure = sum(_length(box) * box.confidence for box in boxes) / length >= SURE
+    readable = sum(_length(box) * box.confidence for box in boxes) / length >= READABLE
     if tall > 0.5:
-        return 90 if sure else 270
-    return 0 if sure else 180
+        return 90 if readable else 270
+    return 0 if readable else 180
 
 
 def _length(box: TextBox) -> float:
@@ -51,7 +52,7 @@ def _length(box: TextBox) -> float:
 
 
 def _worth(boxes: Sequence[TextBox]) -> float:
-    """Letters read with confidence; those in tall boxes come out in no usable order."""
+    """Return the number of letters, weighted by confidence; tall boxes have no usable order."""
     return sum(
         len(box.text) * box.confidence
         for box in boxes

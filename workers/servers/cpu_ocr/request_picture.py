@@ -1,7 +1,4 @@
-"""The picture of a request: out of its data URI, checked, made plain, turned.
-
-Used by protocol, api and turning.
-"""
+"""The picture of a request: decoded from its data URI, checked, converted, turned."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ TURNS = {90: "ROTATE_90", 180: "ROTATE_180", 270: "ROTATE_270"}
 
 
 class UnreadablePicture(Exception):
-    """The picture is not one that this server reads; the message says why."""
+    """The server cannot read this picture; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestPicture:
-    """An encoded picture whose format and size were checked and whose pixels were not yet read."""
+    """An encoded picture: its format and size are checked, its pixels are not yet decoded."""
 
     data: bytes
     width: int
@@ -39,9 +36,9 @@ def from_data_uri(uri: str, max_pixels: int) -> RequestPicture:
     """
     head, comma, body = uri.partition(",")
     if not head.startswith("data:"):
-        raise UnreadablePicture("Only data URIs are read here; no address is fetched.")
+        raise UnreadablePicture("Only data URIs are supported; no URL is fetched.")
     if not comma or not head.endswith(";base64"):
-        raise UnreadablePicture("The data URI must read data:image/png;base64,….")
+        raise UnreadablePicture("The data URI must have the form data:image/png;base64,….")
     try:
         data = base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -49,7 +46,7 @@ def from_data_uri(uri: str, max_pixels: int) -> RequestPicture:
     width, height = _size(data)
     if width * height > max_pixels:
         raise UnreadablePicture(
-            f"The picture has {width} x {height} pixels; at most {max_pixels} are read."
+            f"The picture has {width} x {height} pixels; at most {max_pixels} are allowed."
         )
     return RequestPicture(data, width, height)
 
@@ -58,7 +55,7 @@ def _size(data: bytes) -> tuple[int, int]:
     from PIL import Image
 
     try:
-        # Opened for its header only; Pillow's own pixel limit is a warning that ours replaces.
+        # Only the header is read. Pillow's own pixel limit is only a warning.
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return image.size
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -66,10 +63,10 @@ def _size(data: bytes) -> tuple[int, int]:
 
 
 def plain(picture: RequestPicture) -> bytes:
-    """The picture in a form every engine sees alike: opaque, 8 bits, upright by its EXIF note.
+    """Convert a picture to a form that every engine reads alike: opaque, 8 bits, EXIF applied.
 
-    The bytes are handed on untouched where they are so already. Raises UnreadablePicture when
-    the pixels are damaged or cut short.
+    Returns the same bytes if the picture already has this form. Raises UnreadablePicture if the
+    pixels are damaged or incomplete.
     """
     from PIL import Image, ImageOps
 
@@ -85,7 +82,7 @@ def plain(picture: RequestPicture) -> bytes:
 
 
 def turned(data: bytes, degrees: int) -> bytes:
-    """A plain picture turned counter-clockwise by 90, 180 or 270 degrees."""
+    """Turn a plain picture counter-clockwise by 90, 180 or 270 degrees."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
@@ -105,7 +102,7 @@ def _opaque(image: Image.Image) -> Image.Image:
 
 
 def _encode(image: Image.Image) -> bytes:
-    # BMP is written and read at the speed of a copy; a PNG would cost as much as the turn.
+    # BMP is written and read as fast as a copy; a PNG would take as long as the turn.
     buffer = io.BytesIO()
     image.save(buffer, "BMP")
     return buffer.getvalue()

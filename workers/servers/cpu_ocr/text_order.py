@@ -1,7 +1,7 @@
-"""From boxes to text: columns, rows, paragraphs, in the order a person reads. Used by api.
+"""Converts boxes to text in reading order: columns, rows, paragraphs.
 
-Rectangles only, no pixels. A gutter is a vertical white strip with prose on both sides; what
-crosses it cuts the page into bands; bands are read one after the other, columns left to right.
+Uses rectangles only, no pixels. A gutter is a vertical white strip with prose on both sides; boxes
+that cross it cut the page into bands; bands are read one after the other, columns left to right.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from statistics import median
 from workers.servers.cpu_ocr.ocr_engine import TextBox
 
 MIN_CONFIDENCE = 0.5
-# A box this much taller than wide holds text that runs up or down.
+# From this ratio of height to width, a box contains text that runs up or down.
 TALL = 1.5
-# Prose in a column: at least so many rows, their median so many letters and so full.
+# A column of prose: the minimum of its rows, of their median letters, and of their median share
+# of the column's width.
 PROSE_ROWS = 3
 PROSE_LETTERS = 12
 PROSE_FILL = 0.55
@@ -54,9 +55,9 @@ class TextRow:
 
 
 def to_text(boxes: Iterable[TextBox]) -> str:
-    """Paragraphs divided by blank lines, the page's line breaks kept inside them.
+    """Return paragraphs separated by blank lines, with the page's line breaks inside them.
 
-    Boxes below MIN_CONFIDENCE are dropped; text that runs up or down the sheet comes last.
+    Boxes below MIN_CONFIDENCE are dropped; text that runs up or down the page comes last.
     """
     kept = [box for box in boxes if box.confidence >= MIN_CONFIDENCE and box.text]
     upright = [box for box in kept if not is_tall(box)]
@@ -66,12 +67,12 @@ def to_text(boxes: Iterable[TextBox]) -> str:
 
 
 def is_tall(box: TextBox) -> bool:
-    """Whether the box's text runs up or down; a single letter may be slim and still stand."""
+    """Return True if the box's text runs up or down; a single upright letter may be narrow."""
     return len(box.text) > 2 and box.height > TALL * box.width
 
 
 def _blocks(boxes: Sequence[TextBox]) -> list[list[TextBox]]:
-    """Parts of the page in reading order, none of which has columns."""
+    """Split into parts in reading order, none of which has columns."""
     if not boxes:
         return []
     bands = _best_bands(boxes)
@@ -86,14 +87,14 @@ def _blocks(boxes: Sequence[TextBox]) -> list[list[TextBox]]:
 
 @dataclass(frozen=True)
 class Band:
-    """A horizontal part of the page; columns is empty where it is read straight across."""
+    """A horizontal part of the page; `columns` is empty if it has none."""
 
     boxes: list[TextBox]
     columns: tuple[list[TextBox], ...] = ()
 
 
 def _best_bands(boxes: Sequence[TextBox]) -> list[Band]:
-    """The bands of the gutter that divides most text; one band where there is no gutter."""
+    """Return the bands of the gutter that divides most text; one band if there is no gutter."""
     unit = max(1.0, median(box.height for box in boxes))
     edges = {round(box.x1 / unit): box.x1 + unit / 4 for box in boxes}
     best, best_letters = [Band(list(boxes))], 0
@@ -106,7 +107,7 @@ def _best_bands(boxes: Sequence[TextBox]) -> list[Band]:
 
 
 def _bands(boxes: Sequence[TextBox], x: float, unit: float) -> list[Band]:
-    """Cut at every box that crosses x; neighbours that have no columns are one band."""
+    """Cut at every box that crosses x; neighbours without columns are one band."""
     bands: list[Band] = []
     straight: list[TextBox] = []
     for run, crosses in _runs(boxes, x, unit):
@@ -122,7 +123,7 @@ def _bands(boxes: Sequence[TextBox], x: float, unit: float) -> list[Band]:
 
 
 def _runs(boxes: Sequence[TextBox], x: float, unit: float) -> Iterable[tuple[list[TextBox], bool]]:
-    """Top to bottom, maximal runs of boxes that cross x, or that do not."""
+    """Yield from top to bottom the maximal runs of boxes that cross x, or that do not."""
     run: list[TextBox] = []
     crossing = False
     for box in sorted(boxes, key=lambda box: box.y):
@@ -145,7 +146,7 @@ def _columns(run: Sequence[TextBox], x: float) -> tuple[list[TextBox], ...]:
 def _without_heading(
     run: list[TextBox], columns: Sequence[list[TextBox]]
 ) -> tuple[list[TextBox], list[TextBox]]:
-    """Part a lone last row, below both columns' text, from the run: it heads what follows."""
+    """Separate a single last row below both columns from the run: it is the next heading."""
     ends = sorted(columns, key=lambda column: max(box.y for box in column))
     floor = max(box.y1 for box in ends[0])
     *_, above, last = _rows(ends[1])
@@ -156,7 +157,7 @@ def _without_heading(
 
 
 def _is_prose(boxes: Sequence[TextBox]) -> bool:
-    """Rows that fill their column: prose is read column by column, a table's cells are not."""
+    """Return True if the rows fill their column, as prose does and a table's cells do not."""
     rows = _rows(boxes)
     if len(rows) < PROSE_ROWS:
         return False
@@ -167,7 +168,7 @@ def _is_prose(boxes: Sequence[TextBox]) -> bool:
 
 
 def _rows(boxes: Sequence[TextBox]) -> list[TextRow]:
-    """Boxes that overlap by half their height stand in one row; rows top to bottom."""
+    """Group boxes that overlap by half their height into rows, from top to bottom."""
     rows: list[list[TextBox]] = []
     for box in sorted(boxes, key=lambda box: box.y):
         home = next((row for row in reversed(rows[-3:]) if _beside(row, box)), None)
@@ -199,7 +200,7 @@ def _paragraphs(rows: Sequence[TextRow]) -> list[str]:
 
 
 def _append(lines: list[str], text: str) -> None:
-    """Add a line; a word divided over the line end is put together again."""
+    """Add a line; a word hyphenated at the line end is joined."""
     if text[:1].islower() and _BROKEN_WORD.search(lines[-1]):
         rest, _, text = text.partition(" ")
         lines[-1] = lines[-1][:-1] + rest
@@ -208,7 +209,7 @@ def _append(lines: list[str], text: str) -> None:
 
 
 class _Shape:
-    """What is usual in a block: line pitch and margins, against which a break stands out."""
+    """The usual line pitch and margins of a block, to detect paragraph breaks."""
 
     def __init__(self, rows: Sequence[TextRow]) -> None:
         steps = [below.y - above.y for above, below in pairwise(rows)]
@@ -218,7 +219,7 @@ class _Shape:
         self.right = max(row.x1 for row in rows)
 
     def breaks(self, above: TextRow, row: TextRow) -> bool:
-        """Whether a paragraph ends between two rows: space, another size, a first-line indent."""
+        """Return True if a paragraph ends between two rows, by space, size or indent."""
         larger, smaller = max(above.height, row.height), min(above.height, row.height)
         indented = row.x0 - max(self.left, above.x0) > self.height * 0.8
         ended = self.right - above.x1 > self.height * 2

@@ -1,1 +1,1 @@
-"""The layout server's parts: desk, HTTP, one a node."""
+"""The layout server: request queue, HTTP, and one server per node."""

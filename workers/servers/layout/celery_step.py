@@ -1,4 +1,4 @@
-"""The layout server in an ocr worker's life: a bootstep of Celery. Added by celery_app."""
+"""Starts and stops an ocr worker's layout server: a bootstep of Celery."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ log = logging.getLogger(__name__)
 
 
 class LayoutStep(bootsteps.Step):  # type: ignore[misc]
-    """The layout server of an ocr worker: there before the first fork, gone after the last."""
+    """Runs the layout server of an ocr worker from before the first fork until after the last."""
 
     def include_if(self, worker: Any) -> bool:
-        """Only a worker that reads pages."""
+        """Return True for a worker that reads pages."""
         return Stage.OCR.value in worker.app.amqp.queues.consume_from
 
     def create(self, worker: Any) -> None:  # noqa: ARG002
-        """Raises SystemExit(2), which alone gets through Celery, where the model cannot load."""
+        """Start the server. Raises SystemExit(2), which Celery lets pass, if it cannot load."""
         layout = LayoutSupervisor(get_settings())
         try:
             layout.start()
         except ConfigurationError as error:
             log.critical("%s", error.message)
             raise SystemExit(2) from error
-        # Not when the steps are stopped: forks still read the pages in hand then.
+        # Not when the steps are stopped, as forks then still read the pages in progress.
         signals.worker_shutdown.connect(lambda **_: layout.stop(), weak=False)

@@ -1,4 +1,4 @@
-"""The HTTP face of the layout model: layout, health, metrics. Used by layout_server."""
+"""The layout model's HTTP interface: layout, health, metrics."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from workers.servers.layout.layout_queue import (
     QueueFull,
 )
 
-# What web servers write in their logs for a client that hung up; nobody receives it.
+# The status that web servers log for a client that closed the connection; it is not received.
 CLIENT_GONE = 499
 
 
 class PictureTooLarge(Exception):
-    """The request's body is over the limit."""
+    """The request's body is larger than the limit."""
 
 
-# An outcome's name in the metrics, its status, and what the client is told.
+# The outcome of each error: its name in the metrics, its status, and its message.
 _OUTCOMES: dict[type[Exception], tuple[str, int, str]] = {
     ModelNotReady: ("not_ready", 503, "The layout model is loading, or the server is stopping."),
-    QueueFull: ("busy", 429, "Too many pictures wait already."),
-    PictureTooLarge: ("too_large", 413, "The picture is over layout.max_body_bytes."),
+    QueueFull: ("busy", 429, "Too many pictures are waiting."),
+    PictureTooLarge: ("too_large", 413, "The picture is larger than layout.max_body_bytes."),
     BadPicture: ("bad_picture", 422, "bad_picture"),
     ModelFailed: ("failed", 500, "The layout model failed on the picture"),
     LayoutAbandoned: ("gone", CLIENT_GONE, ""),
@@ -49,21 +49,21 @@ def create_app(
     load: Callable[[], LayoutModel],
     on_failure: Callable[[], None] = lambda: None,
 ) -> Starlette:
-    """The server as an ASGI application; its Desk is app.state.desk.
+    """Return the server as an ASGI application; its LayoutQueue is app.state.queue.
 
-    The model is loaded in the background once the application starts; on_failure is called when
-    that fails, and the desk's `failure` says why.
+    The model is loaded in the background when the application starts; on_failure is called if
+    that fails, and the queue's `failure` is the error.
     """
-    desk = LayoutQueue(settings, load)
-    service = _Service(settings, desk)
+    queue = LayoutQueue(settings, load)
+    service = _Service(settings, queue)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        loading = asyncio.create_task(desk.open())
-        loading.add_done_callback(lambda _: on_failure() if desk.failure else None)
+        loading = asyncio.create_task(queue.open())
+        loading.add_done_callback(lambda _: on_failure() if queue.failure else None)
         yield
         await loading
-        desk.close()
+        queue.close()
 
     app = Starlette(
         routes=[
@@ -73,41 +73,41 @@ def create_app(
         ],
         lifespan=lifespan,
     )
-    app.state.desk = desk
+    app.state.queue = queue
     return app
 
 
 class _Service:
-    """The three routes over one desk."""
+    """The three routes over one queue."""
 
-    def __init__(self, settings: LayoutOptions, desk: LayoutQueue) -> None:
+    def __init__(self, settings: LayoutOptions, queue: LayoutQueue) -> None:
         self._settings = settings
-        self._desk = desk
+        self._queue = queue
 
     async def health(self, _: Request) -> Response:
-        ready = self._desk.ready
+        ready = self._queue.ready
         message = "" if ready else _OUTCOMES[ModelNotReady][2]
         body = Readiness(ok=ready, model=self._settings.model, message=message)
         return JSONResponse(body.model_dump(), 200 if ready else 503)
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self._desk.metrics.exposition(), media_type="text/plain; version=0.0.4")
+        return Response(self._queue.metrics.exposition(), media_type="text/plain; version=0.0.4")
 
     async def layout(self, request: Request) -> Response:
         try:
             jpeg = await _read(request, self._settings.max_body_bytes)
-            boxes = await self._desk.find(jpeg, request.is_disconnected)
+            boxes = await self._queue.find(jpeg, request.is_disconnected)
         except tuple(_OUTCOMES) as error:
             outcome, status, message = _OUTCOMES[type(error)]
-            self._desk.metrics.ended(outcome)
+            self._queue.metrics.ended(outcome)
             reason = f"{message}: {error}" if str(error) else message
             return PlainTextResponse(reason, status)
-        self._desk.metrics.ended("ok")
+        self._queue.metrics.ended("ok")
         return JSONResponse(asdict(PageLayout(tuple(boxes), self._settings.model)))
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """The body, given up as soon as it is over the limit, whatever its header says."""
+    """Return the body. Raises PictureTooLarge as soon as it exceeds the limit."""
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -1,4 +1,4 @@
-"""The desk where pictures of all clients wait for the one model, and its figures. Used by api."""
+"""The request queue of the layout model: pictures of all clients in batches, and its metrics."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 _NAME = "rag_service_layout_"
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-# Batches whose pictures are decoded: the one in the model and the next.
-_DECODED = 2
+# How many batches are kept decoded: the one in the model and the next.
+_DECODED_BATCHES = 2
 
 
 class ModelNotReady(Exception):
@@ -31,15 +31,15 @@ class ModelNotReady(Exception):
 
 
 class QueueFull(Exception):
-    """As many requests wait as may."""
+    """The limit of waiting requests is reached."""
 
 
 class LayoutAbandoned(Exception):
-    """The client hung up before its turn came."""
+    """The client closed its connection before its turn came."""
 
 
 class ModelFailed(Exception):
-    """The model raised an error on this picture alone."""
+    """The model raised an error on this picture."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Job:
 
 
 class LayoutQueue:
-    """One model, the batches before it, and the counts of both. Lives on one event loop."""
+    """One model, the queue before it, and the metrics of both. Belongs to one event loop."""
 
     def __init__(self, settings: LayoutOptions, load: Callable[[], LayoutModel]) -> None:
         self._settings = settings
@@ -57,7 +57,7 @@ class LayoutQueue:
         self._model: LayoutModel | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._readers = ThreadPoolExecutor(thread_count(settings), thread_name_prefix="read")
-        self._room = asyncio.Semaphore(_DECODED * settings.batch_size)
+        self._decoded = asyncio.Semaphore(_DECODED_BATCHES * settings.batch_size)
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._batches: asyncio.Task[None] | None = None
         self._closing = False
@@ -70,7 +70,7 @@ class LayoutQueue:
         return self._model is not None and not self._closing
 
     async def open(self) -> None:
-        """Load the model off the event loop; a failure is kept for whoever runs the server."""
+        """Load the model in a thread; an error is kept in `failure`."""
         try:
             self._model = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
         except Exception as error:
@@ -79,20 +79,21 @@ class LayoutQueue:
             self._batches = asyncio.create_task(self._work(self._model))
 
     def drain(self) -> None:
-        """Turn away what comes; what is in hand is answered."""
+        """Refuse new requests; those already accepted are answered."""
         self._closing = True
 
     def close(self) -> None:
-        """Nobody waits any more: end the threads."""
+        """End the threads, when no request waits any more."""
         if self._batches is not None:
             self._batches.cancel()
         self._thread.shutdown()
         self._readers.shutdown()
 
     async def find(self, jpeg: bytes, hung_up: Callable[[], Awaitable[bool]]) -> list[LayoutBox]:
-        """The boxes of one picture, found together with those of others.
+        """Return the boxes of one picture, found in one batch with others.
 
-        Raises NotReady, Busy, Gone (at no cost to the model), Failed, and BadPicture.
+        Raises ModelNotReady, QueueFull, LayoutAbandoned (before the model runs), ModelFailed and
+        BadPicture.
         """
         model = self._model
         if model is None or self._closing:
@@ -101,7 +102,7 @@ class LayoutQueue:
             raise QueueFull
         self.waiting += 1
         try:
-            async with self._room:
+            async with self._decoded:
                 if await hung_up():
                     raise LayoutAbandoned
                 loop = asyncio.get_running_loop()
@@ -123,7 +124,7 @@ class LayoutQueue:
                 _settle(job, result)
 
     async def _batch(self, most: int) -> list[_Job]:
-        """The first picture that comes, and what joins it within batch_wait."""
+        """Return the next picture and those that arrive within batch_wait."""
         jobs = [await self._jobs.get()]
         deadline = time.monotonic() + self._settings.batch_wait
         while len(jobs) < most:
@@ -137,13 +138,13 @@ class LayoutQueue:
     async def _find(
         self, model: LayoutModel, pictures: Sequence[Any]
     ) -> list[list[LayoutBox] | Exception]:
-        """A result a picture; where the batch fails each is tried alone, so one spoils no other."""
+        """Return a result for each picture; if a batch fails, each picture is tried alone."""
         run = asyncio.get_running_loop().run_in_executor
         try:
             return list(await run(self._thread, model.find, pictures))
         except Exception as error:
             if len(pictures) == 1:
-                log.exception("The layout model failed on a picture")
+                log.exception("The layout model failed on a picture.")
                 return [error]
         alone = [await self._find(model, [picture]) for picture in pictures]
         return [results[0] for results in alone]
@@ -159,28 +160,28 @@ def _settle(job: _Job, result: list[LayoutBox] | Exception) -> None:
 
 
 class LayoutQueueMetrics:
-    """What the server did, for Prometheus."""
+    """The server's metrics for Prometheus."""
 
-    def __init__(self, desk: LayoutQueue) -> None:
+    def __init__(self, layout: LayoutQueue) -> None:
         self._registry = CollectorRegistry()
         process = psutil.Process()
-        self._gauge("ready", "1 once the model is loaded.", lambda: desk.ready)
-        self._gauge("waiting", "Requests that wait or are in the model.", lambda: desk.waiting)
+        self._gauge("ready", "1 if the model is loaded.", lambda: layout.ready)
+        self._gauge("waiting", "Requests that wait or are in the model.", lambda: layout.waiting)
         self._gauge(
             "resident_bytes", "Memory of the layout server.", lambda: process.memory_info().rss
         )
         self._size = Histogram(
-            _NAME + "batch_size", "Pictures a batch.", buckets=_SIZES, registry=self._registry
+            _NAME + "batch_size", "Pictures per batch.", buckets=_SIZES, registry=self._registry
         )
         self._seconds = Histogram(
             _NAME + "batch_seconds",
-            "Seconds of the model a batch.",
+            "Seconds of the model per batch.",
             buckets=_SECONDS,
             registry=self._registry,
         )
         self._requests = Counter(
             _NAME + "requests",
-            "Requests by the way they ended.",
+            "Requests by outcome.",
             ["outcome"],
             registry=self._registry,
         )
@@ -195,7 +196,7 @@ class LayoutQueueMetrics:
         self._requests.labels(outcome).inc()
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _gauge(self, name: str, meaning: str, value: Callable[[], float]) -> None:

@@ -1,7 +1,6 @@
-"""The layout server as a process: one model a node, pictures of all forks in small batches.
+"""The layout server's process: one model per node, pictures of all forks in small batches.
 
-Started by the ocr worker's main process and by the RunPod handler as `python -m
-workers.servers.layout.layout_server`, and by `rag-service layout-server` in a container of its own.
+Run as `python -m workers.servers.layout.layout_server` or `rag-service layout-server`.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("workers.servers.layout.layout_server")
 
 
-# As malloc.h names it: allocations from this size are pages of their own, which go back when freed.
+# M_MMAP_THRESHOLD of malloc.h: larger allocations are separate mappings, unmapped when freed.
 _M_MMAP_THRESHOLD = -3
 _LARGE = 1 << 20
 
 
 def main() -> None:
-    """Serve with the settings of the environment; what is wrong with them ends it with status 2."""
+    """Serve with the settings of the environment. Exits with status 2 if they are wrong."""
     try:
         settings = get_settings()
         configure_logging(settings)
@@ -45,10 +44,10 @@ def main() -> None:
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; the pictures in hand are answered.
+    """Serve until SIGTERM or SIGINT; pictures in progress are answered.
 
-    On a socket where another server serves, wait to take over, with nothing loaded. Raises
-    ConfigurationError when the model cannot load or the address cannot be had.
+    If another server serves the socket, wait to take over without loading the model. Raises
+    ConfigurationError if the model cannot load or the address cannot be used.
     """
     listener = _listen(settings)
     _return_freed_memory()
@@ -56,9 +55,9 @@ def serve(settings: Settings) -> None:
 
 
 def _return_freed_memory() -> None:
-    """Keep a run's large tensors out of glibc's heaps: they double what the server holds for good.
+    """Keep large tensors out of glibc's heaps, which would double the server's memory.
 
-    Left to itself glibc raises the threshold with every large block that is freed.
+    By default glibc raises the threshold with every large block that is freed.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
@@ -77,7 +76,7 @@ def _listen(settings: Settings) -> socket.socket:
     path = layout_address(settings).socket
     if path is None:
         raise ConfigurationError(
-            "layout.url names a server elsewhere; set layout.host for one that listens here"
+            "layout.url names another server; set layout.host for a server that listens here"
         )
     return NodeLock(path).bind()
 
@@ -92,7 +91,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         server.should_exit = True
 
     app = create_app(settings.layout, lambda: load_model(settings.layout), on_failure=stop)
-    queue: LayoutQueue = app.state.desk
+    queue: LayoutQueue = app.state.queue
     server = HttpServer(uvicorn.Config(app, log_level="warning", access_log=False), queue.drain)
     log.info("The layout server listens on %s", listener.getsockname())
     await server.serve(sockets=[listener])

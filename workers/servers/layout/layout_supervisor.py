@@ -1,4 +1,4 @@
-"""Keeps the node's layout server running. Used by the ocr worker and the RunPod handler."""
+"""Keeps the node's layout server running."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 
 class LayoutSupervisor:
-    """One child: the node's layout server, or the one that takes over after it."""
+    """One child process: the node's layout server, or the one that takes over when it ends."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._supervisor: Supervisor | None = None
 
     def start(self) -> None:
-        """Return when the node's layout server answers, where this node needs one.
+        """Start the layout server and wait until it answers, if this node needs one.
 
-        Raises ConfigurationError where its model cannot load.
+        Raises ConfigurationError if its model cannot load.
         """
         settings = self._settings
         if not settings.needs_layout_server:
@@ -43,24 +43,24 @@ class LayoutSupervisor:
                 f"layout.model: {settings.layout.model} cannot load; the layout server's last "
                 f"lines say why. {error.message}"
             ) from error
-        here, wanted = layout_client.readiness(settings).model, settings.layout.model
+        loaded, wanted = layout_client.readiness(settings).model, settings.layout.model
         log.info("The layout server answers at %s", layout_address(settings))
-        if here != wanted:
-            log.warning("This node's layout server has the model %s, not %s", here, wanted)
+        if loaded != wanted:
+            log.warning("This node's layout server has the model %s, not %s", loaded, wanted)
 
     def stop(self) -> None:
-        """Stop our child; where it served, the next in line takes over."""
+        """Stop the child; another layout server of the node takes over, if one waits."""
         if self._supervisor is not None:
             self._supervisor.stop()
 
     @property
     def restarts(self) -> int:
-        """How often the child was started again."""
+        """The number of restarts of the child."""
         status = self._supervisor.status() if self._supervisor else []
         return sum(child.restarts for child in status)
 
     def _program(self) -> Program:
-        # Not the command: RunPod's image has no command line.
+        # Not `rag-service layout-server`: RunPod's image has no command line.
         return Program(
             name="layout-server",
             argv=(sys.executable, "-P", "-m", "workers.servers.layout.layout_server"),
@@ -73,7 +73,7 @@ class LayoutSupervisor:
         return layout_client.readiness(self._settings).ok
 
 
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Ours without the secrets: it decodes pictures and needs none."""
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment without the secrets, which the server does not need."""
     secret = {name for option in options() if option.secret for name in option.variables}
-    return {name: value for name, value in ours.items() if name not in secret}
+    return {name: value for name, value in inherited.items() if name not in secret}

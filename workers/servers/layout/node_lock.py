@@ -1,4 +1,4 @@
-"""One layout server a node: who holds the lock beside the socket serves. Used by layout_server."""
+"""One layout server per node: the one that holds the lock beside the socket serves."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BACKLOG = 1024
 
 
 class NodeLock:
-    """The right to the socket, from the lock until this process ends, however it ends."""
+    """The lock for the socket, held until this process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        """Wait for the lock: at once the only server, or the next where one serves already.
+        """Wait for the lock, while another server of this node holds it.
 
-        Raises ConfigurationError where the socket's folder cannot be used.
+        Raises ConfigurationError if the socket's folder cannot be used.
         """
         self._path = path
         try:
@@ -34,11 +34,11 @@ class NodeLock:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("A layout server serves %s already; this one takes over after it.", path)
+            log.info("Another layout server serves %s; this one takes over when it ends.", path)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def bind(self) -> socket.socket:
-        """The socket, open to our own user alone; a dead server's file gives way."""
+        """Return the socket, open to this user only; the file of a dead server is replaced."""
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
