@@ -1,4 +1,4 @@
-"""Where a probe stops and what follows from its steps."""
+"""When a probe stops, and what follows from its steps."""
 
 import io
 
@@ -31,7 +31,7 @@ def step(in_flight: int, speed: float | None, **more) -> Step:
 
 
 def climb(speed_at, bounds: Bounds = BOUNDS, slots: int | None = None, **more):
-    """All steps on a server that reads so many pages a second at each number in flight."""
+    """All steps on a server with this throughput at each number in flight."""
     steps: list[Step] = []
     while not isinstance(following := next_in_flight(steps, bounds, slots), Ending):
         steps.append(step(following, speed_at(following), **more))
@@ -42,7 +42,7 @@ def batching(most: float, alone: float = 0.5):
     return lambda in_flight: min(most, in_flight * alone)
 
 
-def test_it_doubles_until_two_doublings_bring_nothing() -> None:
+def test_it_doubles_until_two_doublings_have_no_gain() -> None:
     steps, ending = climb(batching(8.0))
     assert ending is Ending.NO_GROWTH
     assert [one.in_flight for one in steps] == [1, 2, 4, 8, 16, 32, 64]
@@ -52,25 +52,25 @@ def test_it_doubles_until_two_doublings_bring_nothing() -> None:
     assert (findings.throughput.in_flight, findings.latency.in_flight) == (16, 16)
 
 
-def test_short_answers_are_had_for_a_tenth_of_the_throughput() -> None:
+def test_latency_gives_up_a_tenth_of_the_throughput() -> None:
     speeds = {1: 1.0, 2: 2.0, 4: 3.7, 8: 4.0, 16: 4.0}
     findings = conclude([step(*one) for one in speeds.items()], Ending.NO_GROWTH)
     assert findings is not None
     assert (findings.throughput.in_flight, findings.latency.in_flight) == (8, 4)
 
 
-def test_a_serialising_server_is_asked_no_more_than_four_at_once() -> None:
+def test_a_serial_server_gets_at_most_four_requests_at_once() -> None:
     steps, ending = climb(lambda in_flight: 0.09 if in_flight == 1 else 0.1)
     assert (steps[-1].in_flight, ending) == (4, Ending.SERIALISES)
 
 
-def test_where_it_says_that_it_has_one_slot_two_are_enough() -> None:
+def test_two_are_enough_if_the_server_shows_one_slot() -> None:
     for more in ({"slots": 1}, {"full_at": 1}):
         steps, ending = climb(lambda _: 0.1, **more)
         assert (steps[-1].in_flight, ending) == (2, Ending.SERIALISES)
 
 
-def test_one_that_runs_while_another_waits_does_not_make_a_batching_server_serial() -> None:
+def test_one_running_and_one_waiting_request_do_not_make_a_batching_server_serial() -> None:
     steps = [step(1, 1.0), step(2, 1.9, full_at=1)]
     assert next_in_flight(steps, BOUNDS) == 4
 
@@ -86,7 +86,7 @@ def test_one_that_runs_while_another_waits_does_not_make_a_batching_server_seria
         (step(256, 20.0), Ending.MOST),
     ],
 )
-def test_what_else_stops_it(last: Step, ending: Ending) -> None:
+def test_limits_and_errors_stop_it(last: Step, ending: Ending) -> None:
     assert next_in_flight([step(1, 1.0), last], BOUNDS) is ending
 
 
@@ -96,7 +96,7 @@ def test_what_else_stops_it(last: Step, ending: Ending) -> None:
     timeout=st.floats(5.0, 1800.0),
     latency=st.floats(1.0, 300.0),
 )
-def test_on_no_steady_server_is_a_request_given_up(
+def test_no_request_times_out_on_a_steady_server(
     alone: float, slots: int, timeout: float, latency: float
 ) -> None:
     bounds = Bounds(latency=latency, timeout=timeout)
@@ -120,7 +120,7 @@ def test_without_a_measured_step_there_are_no_findings() -> None:
         ({"running": 9.0, "waiting": 9.0, "cache_use": 0.97}, Verdict.KV_BOUND),
     ],
 )
-def test_who_is_the_bottleneck(more: dict[str, float], verdict: Verdict) -> None:
+def test_the_bottleneck(more: dict[str, float], verdict: Verdict) -> None:
     steps, ending = climb(batching(8.0), **more)
     findings = conclude(steps, ending)
     assert findings is not None
@@ -143,7 +143,7 @@ def verdict_of(steps: list[Step], ending: Ending) -> tuple[Verdict, str]:
         ({"running": 23.7, "waiting": 0.0}, Verdict.FRONT_END_BOUND),
     ],
 )
-def test_growth_that_ended_tells_wherever_the_probe_stopped(
+def test_growth_that_ended_gives_a_verdict_for_every_ending(
     ending: Ending, more: dict[str, float], verdict: Verdict
 ) -> None:
     speeds = {1: 0.8, 2: 1.6, 4: 3.2, 8: 6.4, 16: 10.0, 32: 13.0}
@@ -160,7 +160,7 @@ def test_growth_that_ended_tells_wherever_the_probe_stopped(
         (7.0, 24.0, Verdict.STARVED),
     ],
 )
-def test_a_little_growth_clears_no_front_end_that_holds_most_requests(
+def test_a_little_growth_does_not_exclude_the_front_end(
     before: float, running: float, verdict: Verdict
 ) -> None:
     steps = [step(8, 4.0), step(16, 6.5), step(32, before), step(64, 13.8, running=running)]
@@ -168,7 +168,7 @@ def test_a_little_growth_clears_no_front_end_that_holds_most_requests(
 
 
 @pytest.mark.parametrize(
-    ("ending", "verdict", "way_out"),
+    ("ending", "verdict", "remedy"),
     [
         (Ending.MOST, Verdict.STARVED, "--most"),
         (Ending.INTERRUPTED, Verdict.STARVED, "to its end"),
@@ -176,22 +176,22 @@ def test_a_little_growth_clears_no_front_end_that_holds_most_requests(
         (Ending.TIMEOUT, Verdict.UNKNOWN, "ocr.read_timeout"),
     ],
 )
-def test_where_throughput_still_grew_it_says_how_to_know_more(
-    ending: Ending, verdict: Verdict, way_out: str
+def test_if_throughput_still_grew_it_says_how_to_measure_more(
+    ending: Ending, verdict: Verdict, remedy: str
 ) -> None:
     steps, _ = climb(batching(1000.0), Bounds(most=8))
     found, sentence = verdict_of(steps, ending)
-    assert (found, way_out in sentence) == (verdict, True)
+    assert (found, remedy in sentence) == (verdict, True)
 
 
 @pytest.mark.parametrize("speeds", [{1: 1.0}, {1: 1.0, 2: 1.1}])
 @pytest.mark.parametrize("ending", [Ending.MOST, Ending.INTERRUPTED])
-def test_too_few_steps_accuse_nobody(speeds: dict[int, float], ending: Ending) -> None:
+def test_too_few_steps_give_no_verdict(speeds: dict[int, float], ending: Ending) -> None:
     steps = [step(*one) for one in speeds.items()]
     assert verdict_of(steps, ending)[0] is Verdict.UNKNOWN
 
 
-def test_a_serialising_server_is_not_told_to_batch_where_it_cannot() -> None:
+def test_the_advice_for_a_serial_server_depends_on_its_kind() -> None:
     steps, ending = climb(lambda _: 0.1, full_at=1)
     verdict, sentence = verdict_of(steps, ending)
     assert verdict is Verdict.SERIALISING
@@ -207,7 +207,7 @@ def test_a_serialising_server_is_not_told_to_batch_where_it_cannot() -> None:
         [{}, {"running": 1.0, "waiting": 0.0}, {"running": 1.0, "waiting": 9.0, "cache_use": 0.99}]
     ),
 )
-def test_a_probe_that_lacked_cpu_accuses_no_server(
+def test_a_probe_that_lacked_cpu_gives_no_verdict(
     speeds: list[float], short: str, ending: Ending, gauges: dict[str, float]
 ) -> None:
     at = len(speeds) - 1 if short == "last" else speeds.index(max(speeds))
@@ -227,7 +227,7 @@ def test_a_probe_without_cpu_calls_no_server_serial_unless_the_server_shows_it()
     assert serialises([one.model_copy(update={"full_at": 1}) for one in steps])
 
 
-def test_a_lack_of_cpu_that_decided_nothing_is_a_warning_beside_the_verdict() -> None:
+def test_a_lack_of_cpu_without_effect_is_a_warning_beside_the_verdict() -> None:
     steps, ending = climb(batching(8.0))
     steps[1] = steps[1].model_copy(update={"client_cpu": 0.9})
     findings = conclude(steps, ending)
@@ -238,7 +238,7 @@ def test_a_lack_of_cpu_that_decided_nothing_is_a_warning_beside_the_verdict() ->
 
 
 @given(in_flight=st.integers(1, 1024), forks=st.integers(1, 32))
-def test_the_advised_settings_let_bulk_documents_have_the_number_in_flight(
+def test_with_the_advised_settings_bulk_documents_reach_the_number_in_flight(
     in_flight: int, forks: int
 ) -> None:
     steps = [step(in_flight, 1.0)]
@@ -253,7 +253,7 @@ def test_the_advised_settings_let_bulk_documents_have_the_number_in_flight(
     assert 2 <= advised_forks <= max(2, forks)
 
 
-def test_it_says_that_a_fork_is_kept_and_that_auto_needs_none_of_this() -> None:
+def test_it_says_that_a_fork_is_reserved_and_that_auto_needs_no_number() -> None:
     steps, ending = climb(batching(8.0))
     findings = conclude(steps, ending)
     assert findings is not None
@@ -264,7 +264,7 @@ def test_it_says_that_a_fork_is_kept_and_that_auto_needs_none_of_this() -> None:
 
 
 @pytest.mark.parametrize("empty", [0, 1, 6])
-def test_empty_answers_are_counted_aloud(empty: int) -> None:
+def test_empty_answers_give_a_warning(empty: int) -> None:
     steps = [step(1, 1.0), step(2, 2.0, empty=empty)]
     findings = conclude(steps, Ending.MOST)
     assert findings is not None
@@ -282,8 +282,8 @@ def test_the_plot_has_a_point_a_measured_step_and_no_markup_of_the_title() -> No
 
 
 def test_no_two_pages_are_alike_not_even_of_two_probes() -> None:
-    piles = [SamplePages(72) for _ in range(2)]
-    pages = [pile.draw() for pile in piles for _ in range(20)]
+    both = [SamplePages(72) for _ in range(2)]
+    pages = [series.draw() for series in both for _ in range(20)]
     assert len(set(pages)) == len(pages)
     with Image.open(io.BytesIO(pages[0])) as page:
         assert (page.size, page.mode) == ((595, 842), "L")
