@@ -1,6 +1,6 @@
-"""What is right for each file of the corpus, in this project's words, and what is wrong with it.
+"""The expected outcome of each file of the corpus, and the faults of an actual outcome.
 
-The manifest speaks the collector's words; `expectation_for` is the one place that translates.
+`expectation_for` translates the manifest's descriptions, which are those of its collector.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from benchmarks.corpus import CorpusFile
 
 # The engine of the default stack is the smallest one; native text is exact.
 OCR_RECALL = 0.7
-# What a drawing or a photo may yield where no text is to be found.
+# The most letters that may be found on a drawing or a photo without text.
 FEW_LETTERS = 30
-# Shorter words are found in any other word.
+# Shorter words occur in too many other words.
 GLUED_LETTERS = 4
 DPI = 150.0
 GOOD_STATES = frozenset({"native", "ocr", "blank", "no_text", "truncated"})
@@ -25,7 +25,7 @@ GOOD_STATES = frozenset({"native", "ocr", "blank", "no_text", "truncated"})
 
 @dataclass(frozen=True)
 class PageOutcome:
-    """A page as the service shows it."""
+    """A page as the API returns it."""
 
     number: int
     state: str
@@ -36,9 +36,9 @@ class PageOutcome:
 
 @dataclass
 class Outcome:
-    """What became of a file: refused at the door, or a document with its pages.
+    """The outcome of a file: refused on upload, or a document with its pages.
 
-    `opened`: the same document once its password was given.
+    `opened`: the same document after its password was given.
     """
 
     name: str
@@ -61,10 +61,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Expectation:
-    """`codes`: how it may fail or be refused; empty: it must be processed.
+    """The expected outcome of a file.
 
-    `states`: all that its pages may be, `some`: states of which at least one page is.
-    `pages`: single pages whose state is known. `recall`: the share of `words` that must be found.
+    `codes`: the errors with which it may fail or be refused; empty: it must be processed.
+    `states`: the allowed states of its pages; `some`: at least one page has one of these.
+    `pages`: pages whose state is known. `recall`: the share of `words` that must be found.
     """
 
     codes: frozenset[str] = frozenset()
@@ -104,11 +105,11 @@ HANGS = Expectation(
 
 
 def ends_with(code: str) -> Expectation:
-    """Failed as a whole, or refused, with this code."""
+    """Expect the file to fail as a whole, or to be refused, with this code."""
     return Expectation(codes=frozenset({code}))
 
 
-# The first beginning of a manifest's right_behaviour that fits.
+# The first prefix of a manifest's right_behaviour that matches decides.
 RULES = (
     ("FAIL:empty_file", ends_with("empty_file")),
     ("FAIL:not_a_pdf", ends_with("unsupported_type")),
@@ -125,17 +126,17 @@ RULES = (
     ("image input without useful text", PHOTO),
     ("image input", BY_OCR),
 )
-# Where the manifest judges a whole file by its first page, a look at the file says more.
+# The manifest describes a whole file by its first page; these were checked by hand.
 OVERRULED = {
-    # The left column of page 3 is numbers of glyphs, not letters: only OCR can read it.
+    # The left column of page 3 is glyph numbers, not letters: only OCR can read it.
     "born_digital/redp5110_sampled.pdf": PER_PAGE,
-    # %PDF and nothing else: damaged, by the rule that tells it from what never was a PDF.
+    # %PDF and nothing else: by that header it counts as a damaged PDF.
     "broken/invalid.pdf": ends_with("corrupt_pdf"),
-    # A scan of a page with a typed date, and the date is all that its text layer holds.
+    # A scan of a page with a typed date, which is the only text in its text layer.
     "codec/malformed-from-issue-932.pdf": BY_OCR,
     # It has a healthy text layer, so nothing is rendered at any size.
     "geometry/skinnypage.pdf": NATIVE,
-    # It says top, left, right, bottom and 6, and must be turned upright to be read.
+    # It shows top, left, right, bottom and 6, and must be turned upright to be read.
     "image/Portrait_6.jpg": BY_OCR,
 }
 WORDS = {
@@ -157,7 +158,7 @@ PASSWORDS = {
 
 
 def expectation_for(file: CorpusFile) -> Expectation:
-    """Raises ValueError where the manifest uses words that are not known here."""
+    """Return a file's expectation. Raises ValueError if the manifest's description is unknown."""
     return replace(
         OVERRULED.get(file.name) or _rule(file),
         pages=PAGES.get(file.name, {}),
@@ -174,21 +175,21 @@ def _rule(file: CorpusFile) -> Expectation:
 
 
 def expected_words(file: CorpusFile) -> str:
-    """The text beside the file, else words known here, else those of the manifest."""
+    """Return the reference text beside the file, else those of WORDS, else the manifest's."""
     reference = file.path.with_suffix(".gt.txt")
     if reference.exists():
         return reference.read_text()
     if file.name in WORDS:
         return WORDS[file.name]
     if file.expected.startswith("auto:"):
-        # Cut at a length, mostly in the middle of a word.
+        # The manifest cut it at a length, usually within a word.
         return file.expected.removeprefix("auto:").rpartition(" ")[0]
     words = file.expected.partition("(see ")[0].strip()
     return "" if words.startswith("see ") else words
 
 
 def faults(expected: Expectation, outcome: Outcome) -> list[str]:
-    """Everything that is not as it should be, in words; empty: it is right."""
+    """Return a sentence for each difference from the expectation; empty: the outcome is right."""
     found = list(_status_faults(expected, outcome))
     if outcome.refused or (expected.codes and not outcome.pages):
         return found + _password_faults(expected, outcome)
@@ -213,7 +214,7 @@ def _status_faults(expected: Expectation, outcome: Outcome) -> Iterable[str]:
 def _password_faults(expected: Expectation, outcome: Outcome) -> list[str]:
     if expected.password is None:
         return []
-    found = [] if "password" in outcome.message else ["the error does not speak of a password"]
+    found = [] if "password" in outcome.message else ["the error does not mention a password"]
     if outcome.opened is None:
         return [*found, "not redone with the password"]
     opened = Expectation(some=frozenset({"native"}), words=expected.words)
@@ -248,14 +249,14 @@ def _word_faults(expected: Expectation, outcome: Outcome) -> Iterable[str]:
 
 
 def words_of(text: str) -> list[str]:
-    """Words as letters and digits, ligatures and full-width forms as their plain letters."""
+    """Return the words, with ligatures and full-width forms as plain letters."""
     plain = unicodedata.normalize("NFKC", text).casefold()
-    # A word that is divided over a line end counts as one.
+    # A word hyphenated at a line end counts as one.
     return re.findall(r"\w+", re.sub(r"(?<=[^\W\d_])[-\u00ad]\n(?=[^\W\d_])", "", plain))
 
 
 def missing_words(wanted: str, text: str) -> list[str]:
-    """The words that are not in the text, in any order, each as often as it is wanted."""
+    """Return the words that the text lacks; order is ignored, repeated words count each time."""
     left = Counter(words_of(text))
     missing = []
     for word in words_of(wanted):
@@ -267,5 +268,5 @@ def missing_words(wanted: str, text: str) -> list[str]:
 
 
 def is_glued(word: str, text: str) -> bool:
-    """Whether a longer word stands in the text without its spaces, as small engines read it."""
+    """Return True if a longer word is in the text without spaces, as small engines write it."""
     return len(word) >= GLUED_LETTERS and word in "".join(words_of(text))

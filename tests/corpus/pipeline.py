@@ -1,4 +1,4 @@
-"""Sends a file of the corpus through the running service over HTTP and says what became of it."""
+"""Sends the files of the corpus to the running service over HTTP and returns their outcomes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from benchmarks.corpus import CorpusFile
 from benchmarks.stack import Stack
 from tests.corpus.expectation import PASSWORDS, Outcome, PageOutcome
 
-# Both forks of each worker take such documents, so that neighbours are at work all the time.
+# Both forks of each worker take such documents, so that two are always processed in parallel.
 PRIORITY = "interactive"
 PATIENCE = 1200.0
 REQUEST_SECONDS = 60.0
 
 
 class Pipeline:
-    """The service as a sender sees it."""
+    """The service, used over HTTP."""
 
     def __init__(self, stack: Stack, client: httpx.Client) -> None:
         self._stack = stack
@@ -26,7 +26,7 @@ class Pipeline:
         self.refused: dict[str, str] = {}
 
     def run(self, files: Sequence[CorpusFile]) -> list[Outcome]:
-        """Every file's outcome, once all have ended; those with a password are done twice."""
+        """Send all files and return their outcomes; those with a password are processed twice."""
         for file in files:
             self._send(file)
         self._wait(list(self.ids.values()))
@@ -58,7 +58,7 @@ class Pipeline:
         try:
             self._stack.wait(ids, PATIENCE)
         except TimeoutError as error:
-            # The table shows it with all the others that have not ended.
+            # The table shows the files that have not ended.
             print(error)
 
     def _outcome(self, name: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""Real files through the whole service: API, workers, CPU OCR server, servers of its own.
+"""Real files through the whole service: API, workers, CPU OCR server, database and broker.
 
 The folder is RAG_CORPUS, else ../shared/corpus beside the repository. Prints a table and writes
 benchmarks/results/corpus.json.
@@ -42,7 +42,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Verdict:
-    """An outcome and what is wrong with it."""
+    """An outcome and its faults."""
 
     outcome: Outcome
     faults: list[str]
@@ -50,7 +50,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Result:
-    """The whole corpus, once through; `stack` still runs."""
+    """The result of the whole corpus; `stack` is still running."""
 
     stack: Stack
     verdicts: list[Verdict]
@@ -138,17 +138,17 @@ def test_every_document_has_one_final_record(result: Result) -> None:
         rows = connection.execute(text(query), {"ended": list(TERMINAL)}).all()
     assert {row.id for row in rows} == result.accepted
     assert all(row.runs == row.ended == row.numbers for row in rows)
-    # Only those that were unlocked were run twice.
+    # Only the unlocked documents were run twice.
     runs = sorted(row.runs for row in rows)
     assert sum(runs) == len(rows) + len(PASSWORDS)
     assert runs[0] == 1
 
 
-def test_no_file_costs_a_worker_its_life(result: Result) -> None:
+def test_no_file_ends_a_worker(result: Result) -> None:
     restarted = [program for program in result.stack.programs() if program.restarts]
     assert not restarted
     with begin() as connection:
-        # One claim by prepare and one by ocr: no run was lost and taken up again.
+        # One claim by prepare and one by ocr: no run was lost and claimed again.
         claims = text("SELECT max(epoch) AS most, sum(crashes + expiries) AS lost FROM runs")
         row = connection.execute(claims).one()
     assert row.most <= len(Stage)

@@ -72,8 +72,8 @@ def supervise() -> Iterator[Callable[[Settings], LayoutSupervisor]]:
 
 def start(programs: Programs, **variables: str) -> Program:
     """Start a server with the current settings."""
-    ours = {name: value for name, value in os.environ.items() if name.startswith("RAG_SERVICE_")}
-    return programs.start("layout-server", SERVER, **ours | variables)
+    known = {name: value for name, value in os.environ.items() if name.startswith("RAG_SERVICE_")}
+    return programs.start("layout-server", SERVER, **known | variables)
 
 
 def started(programs: Programs, settings: Settings) -> Program:

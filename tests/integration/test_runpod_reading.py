@@ -18,11 +18,11 @@ WHOLE = (0, 0, 1000, 1000)
 def test_pages_have_their_original_numbers(tmp_path: Path) -> None:
     path = samples.joined(tmp_path / "some.pdf", samples.prose_page(), samples.prose_page("x"))
 
-    async def work(worker: PdfSession) -> None:
-        document = JobPages(worker, [5, 9])
+    async def work(session: PdfSession) -> None:
+        document = JobPages(session, [5, 9])
         assert (await document.render(9, 72)).number == 9
         assert (await document.layout_picture(9, 72)).number == 9
-        assert await document.crops(9, 72, [WHOLE]) == await worker.crops(2, 72, [WHOLE])
+        assert await document.crops(9, 72, [WHOLE]) == await session.crops(2, 72, [WHOLE])
 
     on(path, work)
 
@@ -31,8 +31,8 @@ def test_errors_name_the_original_page(tmp_path: Path) -> None:
     path = tmp_path / "hang.pdf"
     path.write_bytes(samples.endless_page())
 
-    async def work(worker: PdfSession) -> None:
-        document = JobPages(worker, [40])
+    async def work(session: PdfSession) -> None:
+        document = JobPages(session, [40])
         for read in (
             lambda: document.render(40, 72),
             lambda: document.layout_picture(40, 72),

@@ -184,7 +184,7 @@ def test_a_failure_at_two_thirds_counts_like_any_other(reader):
     assert reader.read()[1].retry_in is not None
 
 
-def test_a_cut_page_gets_one_retry_with_more_room(reader):
+def test_a_cut_page_gets_one_retry_with_a_higher_token_limit(reader):
     reader.server.script(reader.mark(), fake.Reply(text="half", finish_reason="length"))
     result = reader.read()[1]
     assert (result.state, result.markdown) == (PageState.OCR, reader.mark().text)

@@ -109,9 +109,9 @@ def test_a_picture_inside_a_text_is_kept() -> None:
 
 
 def test_a_picture_of_the_whole_page_does_not_replace_its_blocks() -> None:
-    sheet, block = text(0, 0, 1000, 990, label="image"), text(100, 100, 900, 300)
-    assert without_overlaps([sheet, block]) == [block]
-    assert without_overlaps([sheet]) == [sheet]
+    picture, block = text(0, 0, 1000, 990, label="image"), text(100, 100, 900, 300)
+    assert without_overlaps([picture, block]) == [block]
+    assert without_overlaps([picture]) == [picture]
 
 
 @given(st.lists(boxes(), max_size=12))

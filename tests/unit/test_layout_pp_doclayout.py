@@ -66,11 +66,11 @@ def test_boxes_labels_and_order_are_those_that_transformers_finds() -> None:
         order_logits=torch.randn(pages, queries, queries) * 3,
         out_masks=torch.zeros(pages, queries, 200, 200),
     )
-    theirs = transformers.PPDocLayoutV3ImageProcessor().post_process_object_detection(
+    expected = transformers.PPDocLayoutV3ImageProcessor().post_process_object_detection(
         outputs, threshold=pp_doclayout.THRESHOLD, target_sizes=[(1, 1)] * pages
     )
-    ours = pp_doclayout._ordered(torch, outputs)
-    for page, boxes in zip(theirs, ours, strict=True):
+    found = pp_doclayout._ordered(torch, outputs)
+    for page, boxes in zip(expected, found, strict=True):
         assert [LABELS[number] for number in page["labels"]] == [box.label for box in boxes]
         assert [bbox_of(*corners) for corners in page["boxes"].tolist()] == [b.bbox for b in boxes]
         assert page["scores"].tolist() == pytest.approx([box.score for box in boxes])

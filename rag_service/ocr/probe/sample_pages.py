@@ -23,7 +23,7 @@ _TEXT = (
     "contract cost court date delivery district during evidence figure following general goods "
     "holder interest invoice issued law letter market measure minutes month notice number office "
     "order paid part party period person plan price project public rate receipt record report "
-    "section service share sheet statement sum table term the title under union value with year"
+    "section service share state statement sum table term the title under union value with year"
 )
 
 

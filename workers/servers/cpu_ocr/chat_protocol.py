@@ -115,8 +115,8 @@ def _picture(urls: list[str], max_pixels: int) -> RequestPicture:
 
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    field = ".".join(str(part) for part in first["loc"])
+    return f"{field}: {first['msg']}" if field else first["msg"]
 
 
 def count_tokens(text: str) -> int:

@@ -23,7 +23,7 @@ from workers.servers.layout.node_lock import NodeLock
 if TYPE_CHECKING:
     from workers.servers.layout.layout_queue import LayoutQueue
 
-# Not __name__, which is __main__ where this module is the program.
+# Not __name__, which is __main__ if this module is the program.
 log = logging.getLogger("workers.servers.layout.layout_server")
 
 
