@@ -188,7 +188,7 @@ async def _accept(form: upload.Form, resources: ApiResources) -> Accepted:
     async with unlocked(resources.settings, file.path, media_type, password) as decrypted:
         return await anyio.to_thread.run_sync(
             partial(
-                _store, resources, spool=file, filename=form.filename, options=options,
+                _store, resources, file=file, filename=form.filename, options=options,
                 decrypted=decrypted,
             ),
             limiter=resources.commit_limiter,
