@@ -42,7 +42,7 @@ class Claimant:
 
     @property
     def bulk_limit(self) -> int:
-        """Number of forks that may hold bulk runs: one of several is kept for interactive runs."""
+        """Forks that may hold bulk runs: one of several is reserved for interactive runs."""
         return max(1, self.forks - 1)
 
 
@@ -144,10 +144,10 @@ def renew(run: ClaimedRun, lease: LeaseOptions) -> bool:
 
     A process that was frozen past its lease must not resume the run.
     """
-    alive = is_held_under(run) & (Run.lease_expires_at > func.clock_timestamp())
+    is_unexpired = is_held_under(run) & (Run.lease_expires_at > func.clock_timestamp())
     with begin() as connection:
         renewed = connection.execute(
-            update(Run).where(alive).values(lease_expires_at=_from_now(lease.seconds))
+            update(Run).where(is_unexpired).values(lease_expires_at=_from_now(lease.seconds))
         )
         return renewed.rowcount == 1
 
@@ -168,14 +168,17 @@ def fence(connection: Connection, run: ClaimedRun, **values: object) -> None:
 
 
 def release(run: ClaimedRun, *, retry_in: float | None = None) -> bool:
-    """Release the run, uncounted; it may be claimed again after `retry_in` seconds."""
+    """Release the run without counting a crash or an expiry.
+
+    It may be claimed again after `retry_in` seconds. Return False if the lease was lost.
+    """
     values: dict[str, object] = {"retry_at": _from_now(retry_in) if retry_in else None}
     with begin() as connection:
         return len(_release_runs(connection, is_held_under(run), values)) == 1
 
 
 def release_worker(worker: str) -> int:
-    """Release all runs of a worker that is shutting down, uncounted. Return their number."""
+    """Release all runs of a worker that is shutting down. Return their number."""
     with begin() as connection:
         return len(_release_runs(connection, held_by(worker)))
 

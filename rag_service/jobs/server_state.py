@@ -1,7 +1,7 @@
 """The state of an OCR server that all workers share: up, out, on trial.
 
-An outage parks runs, uncounted. When a probe passes, one run tries the server with one page; when
-a page is answered, all runs may be claimed again.
+An outage parks runs without counting an attempt. When a probe passes, one run tries the server
+with one page; when a page is answered, all runs may be claimed again.
 """
 
 from __future__ import annotations
