@@ -1,4 +1,4 @@
-"""Who may ask: with a key, without one, from a page in a browser."""
+"""Access: with a key, without one, from a web page in a browser."""
 
 import pytest
 from pydantic import SecretStr
@@ -46,7 +46,7 @@ def test_nothing_is_answered_without_the_key(locked):
             assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
-def test_with_the_key_everything_is(locked):
+def test_everything_is_answered_with_the_key(locked):
     headers = {"authorization": f"Bearer {KEY}"}
     for method, path in ROUTES:
         assert locked.client.request(method, path, headers=headers).status_code != 401
@@ -57,7 +57,7 @@ def test_liveness_needs_no_key(locked):
     assert locked.client.get("/health/live").json() == {"status": "alive"}
 
 
-def test_with_a_key_any_host_name_will_do(locked):
+def test_any_host_name_is_accepted_with_a_key(locked):
     headers = {
         "authorization": f"Bearer {KEY}",
         "host": "rag.example",
@@ -99,8 +99,8 @@ WEBHOOK = "/webhooks/runpod/a-token"
         ("https://rag.example:8443/rag", "rag.example:8443"),
     ],
 )
-def test_runpod_may_call_back_by_the_public_name_and_by_no_other(start_api, public_url, host):
-    """A proxy that passes the Host on is all that stands between RunPod and loopback."""
+def test_a_webhook_is_accepted_under_the_public_name_only(start_api, public_url, host):
+    """The proxy of public_url passes the Host header on to the service on loopback."""
     api = start_api(api={"public_url": public_url})
     call = lambda path, name: api.client.post(path, headers={"host": name}, json={"id": "x"})  # noqa: E731
     assert call(WEBHOOK, host).json()["code"] == "not_found"
@@ -110,12 +110,12 @@ def test_runpod_may_call_back_by_the_public_name_and_by_no_other(start_api, publ
     assert call(WEBHOOK, f"localhost:{api.port}").json()["code"] == "not_found"
 
 
-def test_without_a_public_name_a_webhook_is_called_by_our_own_names_alone(api):
+def test_a_webhook_needs_a_local_name_if_no_public_url_is_set(api):
     answer = api.client.post(WEBHOOK, headers={"host": "rag.example"}, json={"id": "x"})
     assert answer.status_code == 403
 
 
-def test_a_webhook_needs_no_key_and_nothing_else_does_without(locked):
+def test_a_webhook_needs_no_key(locked):
     assert locked.client.post(WEBHOOK, json={"id": "x"}).json()["code"] == "not_found"
 
 

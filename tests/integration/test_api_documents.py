@@ -1,4 +1,4 @@
-"""Documents over HTTP: what is accepted, what is known already, what is refused and how."""
+"""Documents over HTTP: new files, known files, refusals."""
 
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ def problem(answer, status: int, code: str) -> dict:
     return answer.json()
 
 
-def test_a_new_document_is_accepted_and_can_be_looked_at(api, make_pdf):
+def test_a_new_document_is_accepted_and_shown(api, make_pdf):
     answer = api.upload(make_pdf("one", "two"), filename="bill.pdf", collection="bills")
     assert answer.status_code == 202
     body = answer.json()
@@ -41,7 +41,7 @@ def test_a_new_document_is_accepted_and_can_be_looked_at(api, make_pdf):
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "tiff", "webp"])
-def test_pictures_are_told_by_their_bytes(api, kind):
+def test_pictures_are_recognised_by_their_bytes(api, kind):
     document_id = api.add(picture(kind), filename="whatever.txt")
     assert api.get(document_id)["media_type"] == f"image/{kind}"
 
@@ -60,7 +60,7 @@ def test_the_file_may_come_before_the_options(api, make_pdf):
 
 
 class TestTheSameFileAgain:
-    def test_at_work_with_the_same_options(self, api, make_pdf):
+    def test_active_with_the_same_options(self, api, make_pdf):
         content = make_pdf("a")
         document_id = api.add(content)
         again = api.upload(content)
@@ -124,7 +124,7 @@ class TestTheSameFileAgain:
 
 
 class TestRefused:
-    """None of these leaves a row or a file behind."""
+    """None of these leaves a row or a file."""
 
     @pytest.fixture(autouse=True)
     def nothing_remains(self, api):
@@ -183,7 +183,7 @@ def test_too_large_is_refused(start_api, make_pdf):
     assert "limits.max_bytes" in found["detail"]
 
 
-def test_a_full_backlog_asks_to_come_again(start_api, make_pdf):
+def test_a_full_backlog_is_503_with_retry_after(start_api, make_pdf):
     api = start_api(limits={"max_backlog": 1})
     api.add(make_pdf("a"))
     answer = api.upload(make_pdf("b"))
@@ -211,7 +211,7 @@ def test_a_name_is_shown_without_folders_and_never_used_as_a_path(api, make_pdf,
 
 
 class TestPassword:
-    def test_opens_the_document_and_is_kept_nowhere(self, api, make_pdf, settings, database):
+    def test_opens_the_document_and_is_not_stored(self, api, make_pdf, settings, database):
         document_id = api.add(make_pdf("secret", password="only-once"), password="only-once")
         key = working_key(document_id)
         with DocumentStore(settings).open_local(key) as path:
@@ -222,11 +222,11 @@ class TestPassword:
         assert not [path for path in files if b"only-once" in path.read_bytes()]
         assert "only-once" not in str(api.get(document_id))
 
-    def test_is_ignored_where_none_is_needed(self, api, make_pdf, settings):
+    def test_is_ignored_if_none_is_needed(self, api, make_pdf, settings):
         document_id = api.add(make_pdf("open"), password="needless")
         assert not DocumentStore(settings).exists(working_key(document_id))
 
-    def test_comes_with_the_second_try(self, api, make_pdf, settings, work_off):
+    def test_is_accepted_with_a_second_upload(self, api, make_pdf, settings, work_off):
         content = make_pdf("secret", password="right")
         document_id = api.add(content)
         work_off(error=EncryptedPdf())
@@ -238,12 +238,12 @@ class TestPassword:
         encrypted = [p for p in (settings.data_dir / "documents/sha256").rglob("*") if p.is_file()]
         assert encrypted == []
 
-    def test_damaged_files_get_their_row_all_the_same(self, api):
+    def test_a_damaged_file_gets_a_row_too(self, api):
         api.add(b"%PDF-1.7 nothing but this line", password="any")
 
 
 class TestListing:
-    def test_goes_through_all_in_pages_newest_first(self, api, make_pdf):
+    def test_returns_all_documents_page_by_page_newest_first(self, api, make_pdf):
         added = [api.add(make_pdf(str(n))) for n in range(5)]
         seen, cursor = [], None
         while True:
@@ -255,7 +255,7 @@ class TestListing:
                 break
         assert seen == added[::-1]
 
-    def test_narrows(self, api, make_pdf, work_off):
+    def test_filters_documents(self, api, make_pdf, work_off):
         failed = api.add(make_pdf("a"), collection="x")
         work_off(error=EncryptedPdf())
         waiting = api.add(make_pdf("b"), collection="y")
@@ -272,7 +272,7 @@ class TestListing:
         "query",
         ["cursor=rubbish", "cursor=AAAA", "status=lost", "limit=0", "limit=x", "collection=%00"],
     )
-    def test_refuses_what_it_does_not_understand(self, api, query):
+    def test_refuses_invalid_parameters(self, api, query):
         problem(api.client.get(f"/documents?{query}"), 422, "invalid_options")
 
 
@@ -299,7 +299,7 @@ def test_an_unknown_id_is_not_found(api, method, rest):
         problem(answer, 404, "not_found")
 
 
-def test_other_addresses_and_methods_are_problems_too(api):
+def test_an_unknown_route_is_a_problem_that_names_it(api):
     found = problem(api.client.get("/nothing/here"), 404, "not_found")
     assert found["detail"].startswith("No route /nothing/here;")
 
@@ -322,7 +322,7 @@ def test_a_wrong_method_is_refused_with_the_methods_that_the_path_takes(api, met
     assert method in found["detail"]
 
 
-def test_cancel_says_whether_anything_was_at_work(api, make_pdf):
+def test_cancel_returns_whether_a_run_was_active(api, make_pdf):
     document_id = api.add(make_pdf("a"))
     first = api.client.post(f"/documents/{document_id}/cancel")
     assert first.json() == {"id": document_id, "cancelled": True}
@@ -330,7 +330,7 @@ def test_cancel_says_whether_anything_was_at_work(api, make_pdf):
     assert api.get(document_id)["status"] == "cancelled"
 
 
-def test_a_deleted_document_is_gone(api, make_pdf):
+def test_a_deleted_document_is_not_found(api, make_pdf):
     document_id = api.add(make_pdf("a"))
     assert api.client.delete(f"/documents/{document_id}").status_code == 204
     problem(api.client.get(f"/documents/{document_id}"), 404, "not_found")
@@ -358,7 +358,7 @@ def test_a_name_is_read_as_browsers_escape_it(api, make_pdf, escaped, shown):
 
 
 @pytest.mark.parametrize("error", ["encryptd_pdf", "not_found", "foo"])
-def test_a_listing_by_a_code_that_is_none_is_refused(api, error):
+def test_a_listing_by_an_unknown_code_is_refused(api, error):
     found = problem(api.client.get("/documents", params={"error": error}), 422, "invalid_options")
     assert error in found["detail"]
 
@@ -374,7 +374,7 @@ def test_a_listing_by_a_code_that_is_none_is_refused(api, error):
         (f"/documents/{'0' * 32}/events?since=3", "since", "no query parameters"),
     ],
 )
-def test_parameters_that_are_none_are_refused(api, address, name, hint):
+def test_unknown_parameters_are_refused(api, address, name, hint):
     found = problem(api.client.get(address), 422, "invalid_options")
     assert repr(name) in found["detail"]
     assert hint in found["detail"]
@@ -393,7 +393,7 @@ def test_a_size_refusal_names_the_limit_and_its_setting(start_api):
         assert found["detail"] == "The file is larger than limits.max_bytes (1000000 bytes)."
 
 
-def test_a_full_disk_is_no_error_of_ours(api, make_pdf):
+def test_a_full_disk_is_storage_unavailable(api, make_pdf):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
@@ -405,7 +405,7 @@ def test_a_full_disk_is_no_error_of_ours(api, make_pdf):
     assert list((api.settings.data_dir / "incoming").iterdir()) == []
 
 
-def test_what_the_database_refuses_is_said_in_its_own_words(api, make_pdf):
+def test_a_refusal_of_postgresql_is_answered_with_its_message(api, make_pdf):
     document_id = api.add(make_pdf("a"))
     sim.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -425,6 +425,6 @@ def test_what_the_database_refuses_is_said_in_its_own_words(api, make_pdf):
     assert "UPDATE" not in found["detail"]
 
 
-def test_the_bare_address_leads_to_the_description(api):
+def test_the_bare_address_redirects_to_the_docs(api):
     answer = api.client.get("/")
     assert (answer.status_code, answer.headers["location"]) == (307, "/docs")

@@ -32,7 +32,7 @@ def cli(api: Api) -> Cli:
 
 
 def posted() -> Any:
-    """A run of which a job has ended, one failed and was posted again, which is at work."""
+    """A run with one job that has ended, one that failed, and its live repost."""
     run = held_run(4)
     settle(live_job(run, 1, 2), read_page(1), read_page(2), execution_ms=3000, delay_ms=70,
            last_status="COMPLETED")  # fmt: skip
@@ -60,11 +60,11 @@ def test_jobs_are_answered_oldest_first(api: Api) -> None:
     ("path", "status"),
     [(f"/documents/{'0' * 32}/jobs", 404), ("/documents/../jobs", 404)],
 )
-def test_jobs_of_no_document_are_not_found(api: Api, path: str, status: int) -> None:
+def test_jobs_of_an_unknown_document_are_not_found(api: Api, path: str, status: int) -> None:
     assert api.client.get(path).status_code == status
 
 
-def test_a_document_that_travels_another_way_has_none(
+def test_a_document_that_is_not_sent_to_runpod_has_no_jobs(
     api: Api, cli: Cli, make_pdf: Callable[..., bytes]
 ) -> None:
     document_id = api.add(make_pdf("a"))
@@ -86,17 +86,17 @@ def test_show_prints_jobs_as_a_table_and_as_json(cli: Cli) -> None:
     assert (first["usd at least"], first["status"]) == ("1.5000", "COMPLETED")
     assert (second["error"], second["usd at least"]) == ("out of memory", "")
     assert (third["reason"], third["status"], third["polls"]) == ("second_try", "IN_QUEUE", "1")
-    told = [json.loads(line) for line in cli("show", run.document_id, "--jobs", "--json")
+    shown = [json.loads(line) for line in cli("show", run.document_id, "--jobs", "--json")
             .stdout.splitlines()]  # fmt: skip
-    assert [job["pages"] for job in told] == [[1, 2], [3, 4], [3, 4]]
+    assert [job["pages"] for job in shown] == [[1, 2], [3, 4], [3, 4]]
 
 
-def test_show_jobs_of_no_document_fails_and_of_a_page_is_wrong_usage(cli: Cli) -> None:
+def test_show_jobs_fails_for_an_unknown_document_and_for_a_page(cli: Cli) -> None:
     assert cli("show", "0" * 32, "--jobs").returncode == 1
     assert cli("show", "0" * 32, "--jobs", "--page", "1").returncode == 2
 
 
-def test_people_see_what_a_document_cost_where_it_did(cli: Cli) -> None:
+def test_show_prints_the_cost_if_there_is_one(cli: Cli) -> None:
     free = held_run(1)
     assert "cost" not in cli("status").stdout.splitlines()[0].split("\t")
     run = posted()
@@ -106,10 +106,10 @@ def test_people_see_what_a_document_cost_where_it_did(cli: Cli) -> None:
     assert "at least $1.5000" in cli("show", run.document_id).stdout.splitlines()[0]
 
 
-def test_a_page_that_was_never_read_is_shown_as_such(cli: Cli) -> None:
+def test_a_page_that_was_never_read_is_shown_as_not_read(cli: Cli) -> None:
     run = held_run(1)
     assert "<!-- page 1: pending -->" in cli("show", run.document_id).stdout
     cli("cancel", run.document_id)
     assert "<!-- page 1: not read -->" in cli("show", run.document_id).stdout
-    told = json.loads(cli("show", run.document_id, "--json").stdout)
-    assert [page["status"] for page in told["pages"]] == ["not_read"]
+    shown = json.loads(cli("show", run.document_id, "--json").stdout)
+    assert [page["status"] for page in shown["pages"]] == ["not_read"]

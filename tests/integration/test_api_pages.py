@@ -1,4 +1,4 @@
-"""Pages over HTTP: as JSON, as one text, as pictures, and progress while they come."""
+"""Pages over HTTP: as JSON, as one text, as images; progress events."""
 
 import json
 import time
@@ -25,7 +25,7 @@ def processed(api, make_pdf, work_off):
     return document_id
 
 
-def test_pages_come_in_order_and_in_parts(api, processed):
+def test_pages_are_returned_in_order_and_in_parts(api, processed):
     first = api.client.get(f"/documents/{processed}/pages", params={"limit": 2}).json()
     assert [page["number"] for page in first["pages"]] == [1, 2]
     rest = api.client.get(
@@ -41,7 +41,7 @@ def test_one_page(api, processed):
 
 
 @pytest.mark.parametrize("number", [0, 4, -1, 2**31, 10**30])
-def test_a_page_that_is_not_there(api, processed, number):
+def test_an_unknown_page_is_not_found(api, processed, number):
     assert code_of(api.client.get(f"/documents/{processed}/pages/{number}")) == (404, "not_found")
     image = api.client.get(f"/documents/{processed}/pages/{number}/image")
     assert code_of(image) == (404, "not_found")
@@ -55,7 +55,7 @@ def test_the_text_has_its_page_numbers_in_comments(api, processed):
     )
 
 
-def test_the_text_says_what_is_missing(api, make_pdf, work_off):
+def test_the_text_names_missing_pages(api, make_pdf, work_off):
     document_id = api.add(make_pdf("one", "two"))
     text = api.client.get(f"/documents/{document_id}/markdown").text
     assert text == "<!-- document: queued -->\n\n"
@@ -67,7 +67,7 @@ def test_the_text_says_what_is_missing(api, make_pdf, work_off):
     )
 
 
-def test_a_long_text_is_whole(api, make_pdf, work_off):
+def test_a_long_text_is_complete(api, make_pdf, work_off):
     document_id = api.add(make_pdf("x"))
     work_off(*(f"text {n} ä" for n in range(1, 251)))
     text = api.client.get(f"/documents/{document_id}/markdown").text
@@ -75,7 +75,7 @@ def test_a_long_text_is_whole(api, make_pdf, work_off):
     assert text == "".join(expected)
 
 
-def test_the_old_text_answers_until_the_new_run_has_ended(api, processed, work_off):
+def test_the_old_text_is_shown_until_the_new_run_has_ended(api, processed, work_off):
     api.client.post(f"/documents/{processed}/reprocess", json={"all_pages": True})
     assert "# One" in api.client.get(f"/documents/{processed}/markdown").text
     work_off("# New", "two", "")
@@ -95,7 +95,7 @@ class TestPicture:
         assert other.headers["etag"] != answer.headers["etag"]
         assert len(other.content) < len(answer.content)
 
-    def test_before_any_worker_has_seen_the_document(self, api, make_pdf):
+    def test_is_rendered_before_a_worker_has_claimed_the_run(self, api, make_pdf):
         document_id = api.add(make_pdf("one"))
         assert api.client.get(f"/documents/{document_id}/pages/1/image").is_success
 
@@ -107,7 +107,7 @@ class TestPicture:
             answers = list(pool.map(api.client.get, [*urls, wrong]))
         assert [a.status_code for a in answers] == [200] * 8 + [404]
 
-    def test_of_what_cannot_be_opened(self, api, make_pdf):
+    def test_of_a_file_that_cannot_be_opened(self, api, make_pdf):
         damaged = api.add(b"%PDF-1.7 nothing but this line")
         assert code_of(api.client.get(f"/documents/{damaged}/pages/1/image"))[0] == 422
         locked = api.add(make_pdf("x", password="p"))
@@ -116,7 +116,7 @@ class TestPicture:
         fine = api.add(make_pdf("fine"))
         assert api.client.get(f"/documents/{fine}/pages/1/image").is_success
 
-    def test_whose_bytes_are_gone(self, api, make_pdf, settings):
+    def test_whose_bytes_are_missing(self, api, make_pdf, settings):
         document_id = api.add(make_pdf("a"))
         DocumentStore(settings).delete(source_key(api.get(document_id)["sha256"]))
         answer = api.client.get(f"/documents/{document_id}/pages/1/image")
@@ -143,7 +143,7 @@ class TestPart:
         assert answer.headers["content-type"] == "image/jpeg"
         return Image.open(BytesIO(answer.content)).convert("L")
 
-    def test_shows_what_the_box_holds(self, api, quarters):
+    def test_shows_the_content_of_the_box(self, api, quarters):
         black = self.picture(api, quarters, "510,510,1000,1000", dpi=72)
         assert black.size == (196, 392)
         assert black.getextrema()[1] < 30
@@ -151,7 +151,7 @@ class TestPart:
         assert white.getextrema()[0] > 225
         assert self.picture(api, quarters, "0,0,1000,1000", dpi=144).size == (800, 1600)
 
-    def test_may_be_cached_and_is_not_taken_for_the_page(self, api, quarters):
+    def test_has_its_own_etag(self, api, quarters):
         whole = api.client.get(quarters).headers["etag"]
         url = f"{quarters}?bbox=0,0,500,500"
         etag = api.client.get(url).headers["etag"]
@@ -173,7 +173,7 @@ class TestPart:
 
 
 class Events:
-    """The events of one stream, one after the other."""
+    """The events of one stream, in order."""
 
     def __init__(self, response):
         self.lines = response.iter_lines()
@@ -189,7 +189,7 @@ class Events:
 
 
 class TestEvents:
-    def test_tell_of_every_change_and_of_the_end(self, api, make_pdf, work_off):
+    def test_are_sent_for_every_change_and_for_the_end(self, api, make_pdf, work_off):
         document_id = api.add(make_pdf("a"))
         with api.client.stream("GET", f"/documents/{document_id}/events") as response:
             assert response.headers["content-type"].startswith("text/event-stream")
@@ -205,7 +205,7 @@ class TestEvents:
             with pytest.raises(EOFError):
                 stream.next()
 
-    def test_end_at_once_where_all_is_done(self, api, processed):
+    def test_end_at_once_if_the_run_has_ended(self, api, processed):
         with api.client.stream("GET", f"/documents/{processed}/events") as response:
             names = [line for line in response.iter_lines() if line.startswith("event")]
         assert names == ["event: progress", "event: end"]
@@ -227,7 +227,7 @@ class TestEvents:
             api.client.delete(f"/documents/{document_id}")
             assert stream.next() == ("end", None)
 
-    def test_nobody_is_followed_for_a_client_that_left(self, api, make_pdf):
+    def test_the_stream_ends_when_the_client_disconnects(self, api, make_pdf):
         document_id = api.add(make_pdf("a"))
         ended = 'http_requests_total{method="GET",route="/documents/{document_id}/events"'
         with api.client.stream("GET", f"/documents/{document_id}/events") as response:

@@ -23,7 +23,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def start(settings):
-    """Starts `serve` with more environment; killed after the test at the latest."""
+    """Start `serve` with extra environment; it is killed after the test at the latest."""
     processes = []
 
     def start(**environment: str) -> subprocess.Popen:
@@ -52,7 +52,7 @@ def wait_until_live(process: subprocess.Popen, port: int) -> None:
     pytest.fail(process.stderr.read())
 
 
-def test_it_ends_cleanly_on_a_signal_also_while_somebody_listens(start, make_pdf):
+def test_it_ends_cleanly_on_a_signal_with_an_open_event_stream(start, make_pdf):
     port = free_port()
     process = start(RAG_SERVICE_API_PORT=str(port))
     wait_until_live(process, port)
@@ -66,14 +66,14 @@ def test_it_ends_cleanly_on_a_signal_also_while_somebody_listens(start, make_pdf
     assert process.wait(timeout=60) == 0
 
 
-def test_it_refuses_to_listen_to_others_without_a_key(start):
+def test_it_refuses_to_listen_beyond_loopback_without_a_key(start):
     process = start(RAG_SERVICE_API_HOST="0.0.0.0", RAG_SERVICE_API_KEY="")
     _, complaint = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "api.key" in complaint
 
 
-def test_it_says_that_its_address_is_taken(start):
+def test_it_reports_that_its_address_is_in_use(start):
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         process = start(RAG_SERVICE_API_PORT=str(listener.getsockname()[1]))
         _, complaint = process.communicate(timeout=60)

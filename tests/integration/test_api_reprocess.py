@@ -1,4 +1,4 @@
-"""Redoing over HTTP: one document, many, with a password, and saying first what would be done."""
+"""Reprocessing over HTTP: one document, many, with a password, as a dry run."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,7 +33,7 @@ class TestOne:
         work_off("one", "two")
         assert api.get(failed)["status"] == "processed"
 
-    def test_is_refused_while_it_is_at_work(self, api, make_pdf):
+    def test_is_refused_while_a_run_is_active(self, api, make_pdf):
         document_id = api.add(make_pdf("a"))
         answer = api.client.post(f"/documents/{document_id}/reprocess")
         assert code_of(answer) == (409, "already_active")
@@ -44,7 +44,7 @@ class TestOne:
             answers = list(pool.map(lambda _: api.client.post(url), range(8)))
         assert sorted(a.status_code for a in answers) == [202] + [409] * 7
 
-    def test_says_when_there_is_nothing_to_redo(self, api, make_pdf, work_off):
+    def test_reports_that_there_is_nothing_to_read_again(self, api, make_pdf, work_off):
         document_id = api.add(make_pdf("a"))
         work_off("a")
         answer = api.client.post(f"/documents/{document_id}/reprocess", json={})
@@ -53,7 +53,7 @@ class TestOne:
         assert (answer.status_code, answer.json()["action"]) == (202, "queued")
 
     @pytest.mark.parametrize("kind", ["json", "data"])
-    def test_reads_the_named_pages_alone(self, api, make_pdf, work_off, kind):
+    def test_reads_only_the_named_pages(self, api, make_pdf, work_off, kind):
         document_id = api.add(make_pdf("a", "b", "c"))
         work_off("a", "b", "c")
         url = f"/documents/{document_id}/reprocess"
@@ -123,7 +123,7 @@ class TestPassword:
         assert store.exists(working_key(encrypted))
         assert not store.exists(source_key(api.get(encrypted)["sha256"]))
 
-    def test_the_bytes_stay_for_another_document(self, api, encrypted, make_pdf, settings):
+    def test_the_bytes_are_kept_for_another_document(self, api, encrypted, make_pdf, settings):
         with DocumentStore(settings).open_local(source_key(api.get(encrypted)["sha256"])) as path:
             other = api.add(path.read_bytes(), collection="other")
         api.client.post(f"/documents/{encrypted}/reprocess", data={"password": "right"})
@@ -131,7 +131,7 @@ class TestPassword:
         answer = api.client.get(f"/documents/{other}/pages/1/image")
         assert code_of(answer) == (422, "encrypted_pdf")
 
-    def test_a_wrong_one_changes_nothing(self, api, encrypted):
+    def test_a_wrong_password_changes_nothing(self, api, encrypted):
         body = {"password": "wrong-password-here"}
         answer = api.client.post(f"/documents/{encrypted}/reprocess", json=body)
         assert code_of(answer) == (422, "wrong_password")
@@ -143,7 +143,7 @@ class TestPassword:
         assert code_of(answer) == (422, "invalid_options")
         assert "wrong-password-here" not in answer.text
 
-    def test_while_it_is_at_work(self, api, make_pdf):
+    def test_is_refused_with_an_active_run(self, api, make_pdf):
         document_id = api.add(make_pdf("secret", password="right"))
         body = {"password": "right"}
         answer = api.client.post(f"/documents/{document_id}/reprocess", json=body)
@@ -168,12 +168,12 @@ class TestMany:
         assert answer["documents"][0]["pages_redone"] == 1
         assert api.get(failed)["latest_run"]["status"] == "failed"
 
-    def test_those_at_work_are_counted_and_left_alone(self, api, failed, make_pdf):
+    def test_active_documents_are_counted_and_skipped(self, api, failed, make_pdf):
         waiting = api.add(make_pdf("b"))
         answer = api.client.post("/reprocess", json={"ids": [failed, waiting]}).json()
         assert answer["counts"] == {"queued": 1, "skipped_active": 1}
 
-    def test_a_document_that_kills_workers_is_redone_by_id_only(self, api, make_pdf, work_off):
+    def test_a_document_that_crashes_workers_is_selected_by_id_only(self, api, make_pdf, work_off):
         document_id = api.add(make_pdf("a"))
         work_off(error=WorkerCrashed())
         for selectors in ({"failed": True}, {"error": "worker_crashed"}):
@@ -212,7 +212,7 @@ class TestMany:
         assert code_of(api.client.post("/reprocess", json=body)) == expected
         assert api.get(failed)["latest_run"]["status"] == "failed"
 
-    def test_by_what_pages_carry_and_when_they_were_read(self, api, failed, settings):
+    def test_by_attributes_and_times_of_pages(self, api, failed, settings):
         run = sim.ready_run()
         held = sim.claim(Stage.OCR)
         sim.read(held, 1, PageState.TRUNCATED, columns={
@@ -257,7 +257,7 @@ class TestMany:
         assert failed not in detail
         assert api.get(failed)["latest_run"]["status"] == "failed"
 
-    def test_what_is_selected_by_id_is_narrowed_by_the_rest(self, api, failed):
+    def test_all_selectors_must_match(self, api, failed):
         for other in ({"error": "encrypted_pdf"}, {"collection": "elsewhere"}):
             answer = api.client.post("/reprocess", json={"ids": [failed], "failed": True} | other)
             assert answer.json()["documents"] == []

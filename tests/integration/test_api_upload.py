@@ -1,4 +1,4 @@
-"""Bodies that lie, never end, break off or are no forms at all, sent over raw connections."""
+"""Bodies with a wrong length, endless, incomplete or invalid, sent over raw connections."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ def connect(api, *headers: str) -> socket.socket:
 
 
 def answer_of(connection: socket.socket) -> bytes:
-    """Everything until the server closes."""
+    """Return all bytes until the server closes the connection."""
     received = b""
     while data := connection.recv(65536):
         received += data
@@ -40,7 +40,7 @@ def answer_of(connection: socket.socket) -> bytes:
 
 
 def send_chunks(connection: socket.socket, first: bytes, most: int) -> int:
-    """Send chunks until the server has had enough; the bytes sent, up to `most`."""
+    """Send chunks until the server stops reading. Return the bytes sent, `most` at most."""
     sent = 0
     connection.setblocking(False)
     data = first
@@ -76,7 +76,7 @@ def test_a_length_beyond_the_limit_is_refused_before_the_body(start_api):
     assert b'"too_large"' in answer
 
 
-def test_an_endless_body_is_refused_while_it_comes(start_api):
+def test_an_endless_body_is_refused_while_it_arrives(start_api):
     api = start_api(limits={"max_bytes": 4 * MIB})
     with closing(connect(api, "Transfer-Encoding: chunked")) as connection:
         sent = send_chunks(connection, HEAD, most=512 * MIB)
@@ -104,7 +104,7 @@ def test_the_refusal_reaches_a_client_that_sends_everything_first(start_api, mak
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 
 
-def test_who_hangs_up_leaves_nothing_behind(api):
+def test_a_disconnected_client_leaves_no_file(api):
     with closing(connect(api, "Content-Length: 100000000")) as connection:
         connection.sendall(HEAD + CHUNK * 40)
         eventually(lambda: incoming(api))
@@ -113,7 +113,7 @@ def test_who_hangs_up_leaves_nothing_behind(api):
 
 
 @pytest.mark.parametrize("body", [HEAD, HEAD + b"\r\n--B", HEAD + b"\r\n--B\r\n", b"", b"--B--"])
-def test_a_form_that_breaks_off_is_no_document(api, body):
+def test_an_incomplete_form_adds_no_document(api, body):
     with closing(connect(api, f"Content-Length: {len(body)}", "Connection: close")) as connection:
         connection.sendall(body)
         answer = answer_of(connection)
@@ -123,7 +123,7 @@ def test_a_form_that_breaks_off_is_no_document(api, body):
     assert incoming(api) == []
 
 
-def test_a_sender_that_falls_silent_loses_its_place(api, monkeypatch):
+def test_a_client_that_stops_sending_is_disconnected(api, monkeypatch):
     monkeypatch.setattr(upload, "_SILENCE_SECONDS", 0.2)
     with closing(connect(api, "Content-Length: 50000")) as connection:
         connection.sendall(HEAD)
@@ -131,13 +131,13 @@ def test_a_sender_that_falls_silent_loses_its_place(api, monkeypatch):
     assert listed(api) == []
 
 
-def test_a_key_is_asked_for_before_the_body(start_api):
+def test_a_missing_key_is_refused_before_the_body(start_api):
     api = start_api(api={"key": SecretStr("secret")})
     with closing(connect(api, "Content-Length: 99999999", "Expect: 100-continue")) as connection:
         assert answer_of(connection).startswith(b"HTTP/1.1 401 ")
 
 
-def test_what_a_crash_left_behind_is_removed_at_the_start(settings, start_api):
+def test_incoming_files_of_a_crash_are_removed_at_the_start(settings, start_api):
     folder = settings.data_dir / "incoming"
     folder.mkdir()
     old, young = folder / "upload-old", folder / "upload-young"
@@ -165,7 +165,7 @@ BOUNDARIES = strategies.just(b"B") | strategies.binary(max_size=80).map(
 )
 
 
-def test_no_garbage_makes_the_service_fail(api):
+def test_random_bodies_are_never_a_server_error(api):
     @hypothesis.given(body=BODIES, boundary=BOUNDARIES)
     @hypothesis.settings(max_examples=200, deadline=None)
     def check(body: bytes, boundary: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The client of our own API against the real one."""
+"""The HTTP client against the real API."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +46,7 @@ def pdf(tmp_path: Path, make_pdf: Callable[..., bytes]) -> Path:
     return path
 
 
-def test_a_file_is_sent_and_looked_at(
+def test_a_file_is_sent_and_shown(
     client: Client, pdf: Path, work_off: Callable[..., RunState]
 ) -> None:
     sent = client.send(pdf, {"collection": "c"})
@@ -66,7 +66,7 @@ def test_all_pages_of_a_long_document_come_in_order(
     assert [page.number for page in client.pages(sent.id)] == list(range(1, 251))
 
 
-def test_the_listing_goes_on_over_its_pages(
+def test_the_listing_is_fetched_page_by_page(
     client: Client, tmp_path: Path, make_pdf: Callable[..., bytes]
 ) -> None:
     ids = []
@@ -101,9 +101,7 @@ def test_each_refusal_is_the_error_of_its_code(client: Client, pdf: Path, tmp_pa
         assert caught.value.message
 
 
-def test_a_file_over_the_limit_is_refused_while_it_is_sent(
-    start_api: Callable[..., Api], tmp_path: Path
-) -> None:
+def test_a_file_over_the_limit_is_refused(start_api: Callable[..., Api], tmp_path: Path) -> None:
     path = tmp_path / "large.pdf"
     path.write_bytes(b"%PDF-1.7\n" + b"x" * 5_000_000)
     with client_of(start_api(limits={"max_bytes": 1000})) as client, pytest.raises(TooLarge):
@@ -144,7 +142,7 @@ def test_a_password_opens_a_document(
     assert client.redo(sent.id, {"password": "sesame"}).action is Action.QUEUED
 
 
-def test_a_full_backlog_is_waited_for(
+def test_the_client_waits_for_a_full_backlog(
     start_api: Callable[..., Api], pdf: Path, tmp_path: Path, make_pdf: Callable[..., bytes]
 ) -> None:
     other = tmp_path / "other.pdf"
@@ -163,7 +161,7 @@ def test_a_full_backlog_is_waited_for(
     assert waits[0] >= 1
 
 
-def test_the_key_is_sent_and_its_lack_is_told(start_api: Callable[..., Api]) -> None:
+def test_the_key_is_sent_and_a_missing_key_is_unauthorized(start_api: Callable[..., Api]) -> None:
     api = start_api(api={"key": SecretStr("a-key")})
     with client_of(api) as client:
         client.require_answer()
@@ -171,9 +169,9 @@ def test_the_key_is_sent_and_its_lack_is_told(start_api: Callable[..., Api]) -> 
         client.require_answer()
 
 
-def test_what_is_no_service_of_ours_is_told(settings: Settings, free_port: int) -> None:
-    away = changed_settings(settings, api={"url": f"http://127.0.0.1:{free_port}"})
-    with Client(away) as client, pytest.raises(ServiceUnreachable, match="rag-service up"):
+def test_an_unreachable_or_invalid_address_is_an_error(settings: Settings, free_port: int) -> None:
+    unreachable = changed_settings(settings, api={"url": f"http://127.0.0.1:{free_port}"})
+    with Client(unreachable) as client, pytest.raises(ServiceUnreachable, match="rag-service up"):
         client.require_answer()
     for url in ("127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1"):
         with pytest.raises(ConfigurationError, match="RAG_SERVICE_URL"):
@@ -194,6 +192,6 @@ def free_port() -> int:
         ("größe 請求書.pdf", "größe 請求書.pdf"),
     ],
 )
-def test_a_name_arrives_as_it_is(client: Client, pdf: Path, name: str, stored: str) -> None:
+def test_a_filename_is_stored_unchanged(client: Client, pdf: Path, name: str, stored: str) -> None:
     path = pdf.rename(pdf.with_name(name))
     assert client.document(client.send(path, {}).id).filename == stored

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 from typer.main import get_command
 
 from rag_service import errors
+from rag_service.cli import main as cli_main
 from rag_service.cli.main import app, exit_status
 from rag_service.cli.settings_table import settings_page
 from rag_service.client import error_classes
@@ -76,6 +78,21 @@ def test_the_command_line_imports_no_heavy_package() -> None:
 )
 def test_exit_status(error: Exception, status: int) -> None:
     assert exit_status(error) == status
+
+
+def test_a_database_outage_of_any_command_exits_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> None:
+        raise OperationalError("SELECT 1", {}, Exception("connection to 10.0.0.1 refused"))
+
+    monkeypatch.setattr(cli_main, "app", command)
+    with pytest.raises(SystemExit) as exited:
+        cli_main.main()
+    assert exited.value.code == 3
+    printed = capsys.readouterr().err
+    assert "PostgreSQL cannot be reached." in printed
+    assert "SELECT" not in printed
 
 
 def test_every_code_finds_a_class_with_that_code() -> None:
