@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rag_service.config.loader import load_settings
 from rag_service.errors import RemoteJobFailed
 from rag_service.jobs.remote_jobs import JobRow
 from rag_service.parsers.contract import PageResult, PageWarning, Region
 from rag_service.parsers.glmocr import VERSION
-from rag_service.runpod.decisions import JobEnded
+from rag_service.runpod.decisions import JobEnded, PollReport, UnknownJob, decide
 from rag_service.runpod.job_format import JobOutput
+from rag_service.runpod.runpod_client import JobReport, JobStatus
 from rag_service.states import JobOutcome, JobState, PageState, PostReason
 from workers.remote.page_results import page_results
 from workers.runpod_handler.page_reading import as_output
 
+RUNPOD = load_settings().runpod
 REGION = {"index": 0, "label": "text", "bbox_2d": (1, 2, 3, 4), "content": "Some text."}
 
 
@@ -125,3 +131,44 @@ def test_a_page_fails_with_its_code_after_one_more_try_if_that_may_help(
     [page], reasons = page_results(job(1), end, {1: {PostReason.SECOND_TRY}})
     assert (page.state, reasons, page.error.code) == (PageState.FAILED, {}, called)
     assert "It failed." in page.error.message
+
+
+# Every sequence of losses and failures.
+
+BAD_PAGE = {"page": 1, "error": {"code": "internal", "message": "It failed."}}
+FAILURES: list[PollReport] = [
+    UnknownJob(),
+    *[
+        JobReport(status, status, output, None, None, None)
+        for status, output in [
+            (JobStatus.FAILED, None),
+            (JobStatus.TIMED_OUT, None),
+            (JobStatus.COMPLETED, None),
+            (JobStatus.COMPLETED, {"version": 1, "request_key": "k", "pages": []}),
+            (JobStatus.COMPLETED, {"version": 1, "request_key": "k", "pages": [BAD_PAGE]}),
+        ]
+    ],
+]
+
+
+@given(
+    reports=st.lists(st.sampled_from(FAILURES), max_size=12), left=st.sampled_from([-1.0, 100.0])
+)
+def test_a_page_is_posted_again_once_for_each_reason_at_most(
+    reports: list[PollReport], left: float
+) -> None:
+    """For any sequence of losses and failures; after the last one the page has failed."""
+    reason = PostReason.FIRST
+    posts = Counter([reason])
+    for report in reports:
+        live = replace(job(1), reason=reason, age=100_000.0, left=left)
+        outcome = decide(live, report, RUNPOD)
+        assert isinstance(outcome, JobEnded)
+        [page], reposts = page_results(live, outcome, {1: set(posts)})
+        assert (page.error is None) == (1 in reposts)
+        if 1 not in reposts:
+            break
+        reason = reposts[1]
+        posts[reason] += 1
+    assert max(posts.values()) == 1
+    assert set(posts) <= {PostReason.FIRST, PostReason.SECOND_TRY, PostReason.EXPIRED}
