@@ -1,4 +1,4 @@
-"""Posts to RunPod, made and settled step by step as workers do it."""
+"""Helpers that make and settle posts to RunPod step by step, as workers do it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _OVERDUE_SECONDS = 60.0
 class JobRow:
     """One post. `age` since it was made, `left` until its ttl and `lost_for`, all in seconds.
 
-    `hinted_id`: the job id that a webhook brought before the post's own answer did.
+    `hinted_id`: a job id from a webhook that RunPod has not confirmed yet.
     """
 
     id: str
@@ -52,9 +52,9 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class PollNote:
-    """What a poll of a job that goes on leaves in its row; None: keep what is there.
+    """The values that a poll of a live job writes to its row; None keeps the stored value.
 
-    `next_in`: seconds until the next poll. `error`: what a failed poll reported, empty if it was
+    `next_in`: seconds until the next poll. `error`: the message of a failed poll, empty if it was
     answered. `adopted_id`: the id from a webhook that RunPod confirmed.
     """
 
@@ -69,7 +69,7 @@ class PollNote:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How a job ends. `reposts`: for which reason a page that stays pending is posted again.
+    """The end of a job. `reposts`: for which reason a page that stays pending is posted again.
 
     `columns`: further columns of the job's row.
     """
@@ -129,7 +129,7 @@ def claim_due(limit: int, *, run_id: str | None = None) -> list[JobRow]:
 
 
 def note_poll(job_id: str, note: PollNote) -> None:
-    """Give the claim of a poll back; the job goes on."""
+    """Release the claim of a poll of a job that is still live."""
     began = RemoteJob.polled_until - timedelta(seconds=_POLL_CLAIM_SECONDS)
     planned = func.clock_timestamp() + timedelta(seconds=note.next_in)
     # A webhook or a cancel that came during the poll asks for another poll at once.

@@ -41,9 +41,9 @@ REFUSED_PAUSE = 30.0
 
 
 class PolledJob(Protocol):
-    """What the rules need to know of a job; `age`, and `left` until its ttl, in seconds.
+    """The part of a job's row that the rules use; `age`, and `left` until its ttl, in seconds.
 
-    `remote_id` is None until the post's answer brought the id. `deadline_passed`: the service
+    `remote_id` is None until the post's answer has returned it. `deadline_passed`: the service
     asked for its cancellation because its ttl is near.
     """
 
@@ -67,7 +67,7 @@ class PolledJob(Protocol):
     def lost_for(self) -> float | None: ...
 
 
-# Reports: what a poll brought, beside the client's JobReport.
+# Reports: the results of a poll, besides the client's JobReport.
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class KeyRefused:
 
 @dataclass(frozen=True, slots=True)
 class NoJobId:
-    """RunPod was not asked: neither the post nor a webhook brought an id yet."""
+    """RunPod was not asked: neither the post nor a webhook has returned an id yet."""
 
 
 PollReport = JobReport | UnknownJob | NoAnswer | KeyRefused | NoJobId
@@ -103,7 +103,7 @@ PollReport = JobReport | UnknownJob | NoAnswer | KeyRefused | NoJobId
 
 @dataclass(frozen=True, slots=True)
 class KeepWaiting:
-    """The job goes on: poll again in `seconds`; with `jitter` if a Retry-After set the time."""
+    """The job is live: poll again in `seconds`; with `jitter` if a Retry-After set the time."""
 
     seconds: float
     jitter: bool = False
@@ -122,7 +122,7 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over. `output` if it brought a usable one.
+    """The job is over; `output` if it returned a usable one.
 
     A page that `output` does not settle is posted again with the reason `repost`, unless that is
     None or the page was posted for it before; then the page fails with `error`. `error` is None
@@ -228,7 +228,7 @@ def _next_poll(job: PolledJob, silence: NoAnswer, settings: RunPodOptions) -> Ke
 
 
 def _may_be_same_job(job: PolledJob, report: JobReport) -> bool:
-    """Whether the job that a webhook named has no output or one with this job's request key."""
+    """Return False if the job that a webhook named has an output with another request key."""
     key = report.output.get("request_key") if isinstance(report.output, dict) else None
     return key is None or key == job.request_key
 
@@ -353,7 +353,7 @@ def decide_post(answer: PostAnswer, reason: PostReason) -> PostOutcome:
 
 
 def may_repost_lost(job: PolledJob, settings: RunPodOptions) -> bool:
-    """Whether the pages of a post whose answer was lost may be posted again.
+    """Return whether the pages of a post whose answer was lost may be posted again.
 
     If the handler has a volume, two jobs of one request key do the work once. Without one, only
     after the first job's ttl: two handlers must never read the same page.

@@ -34,7 +34,7 @@ class UrlDocument(_Wire):
 
 
 class JobOptions(_Wire):
-    """How the pages are read."""
+    """Options for reading the pages."""
 
     dpi: int
     layout: LayoutMode

@@ -92,7 +92,7 @@ class PayloadPiece:
 
 
 class PayloadMaker:
-    """Makes the jobs of one document. Files are read by path; `pdf` keeps its document open."""
+    """The jobs of one document. Files are read by path; `pdf` keeps its document open."""
 
     def __init__(
         self, settings: Settings, pdf: PdfSession, source: Path, media_type: str, filename: str
@@ -134,7 +134,7 @@ class PayloadMaker:
 
 
 class _RangeMaker:
-    """Takes the pieces of one range one step further at a time, with files in `folder`."""
+    """The steps from one range of pages to its jobs, with files in `folder`."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class RunPodWorker:
 
 
 class RunPodWorkers:
-    """Starts workers for a service; the Programs context stops them."""
+    """The workers of a service; the Programs context stops them."""
 
     def __init__(
         self, service: RunPodService, programs: Programs, *, ocr_url: str, volume: Path | None

@@ -57,7 +57,7 @@ class Endpoint:
         return self.remote.service.rows(query, id=self.remote.run_id(document_id))[0]
 
     def added_and_polled(self) -> str:
-        """A document whose job has been polled once; the next poll is far away."""
+        """A document whose job has been polled once; the next poll is due in 10 minutes."""
         document_id = self.remote.add(2)
         self.job_of(document_id)
         self.remote.wait(lambda: self.row(document_id).polls == 1, "the first poll")

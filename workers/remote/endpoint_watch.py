@@ -44,7 +44,7 @@ def open_client(settings: RunPodOptions) -> RunPodClient:
 
 
 class EndpointWatch:
-    """Raises and clears the endpoint's alarms while jobs are live on it."""
+    """The endpoint's alarms, raised and cleared while jobs are live on it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

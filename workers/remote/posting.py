@@ -1,6 +1,6 @@
 """Make posts and carry out what `runpod.decisions` decides about their answers.
 
-Each post has its row before it goes out, and its answer is written down whatever happens.
+Each post has its row before it is sent, and its answer is stored even if the lease is lost.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OpenPost:
 
 
 class Poster:
-    """Posts pages of one run."""
+    """The posts of one run."""
 
     def __init__(
         self, guard: RunGuard, settings: Settings, client: RunPodClient, maker: PayloadMaker

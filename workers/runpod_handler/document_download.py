@@ -42,7 +42,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is on the public internet, also if it is an IPv4 address inside IPv6."""
+    """Return whether an address is public; an IPv4 address inside IPv6 is checked as itself."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if inner is not None:
