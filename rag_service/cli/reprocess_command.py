@@ -141,13 +141,19 @@ def reprocess(
         "since": since, "before": before, "parser_was": parser_was,
     }  # fmt: skip
     changes = {"parser": parser, "ocr": ocr, "all_pages": all_pages, "pages": pages}
-    if password_file and not ids:
-        raise typer.BadParameter("name the document IDs.", param_hint="--password-file")
-    if password_file and (pages or any(of_pages.values())):
-        raise typer.BadParameter(
-            "an encrypted document has no pages to choose from.", param_hint="--password-file"
-        )
+    if password_file:
+        _check_password_options(ids, choose_pages=bool(pages or any(of_pages.values())))
     _send(selectors, changes, password_file, dry_run=dry_run, wait=wait, as_json=as_json)
+
+
+def _check_password_options(ids: list[str] | None, *, choose_pages: bool) -> None:
+    option = "--password-file"
+    if not ids:
+        raise typer.BadParameter("name the document IDs.", param_hint=option)
+    if choose_pages:
+        raise typer.BadParameter(
+            "an encrypted document has no pages to choose from.", param_hint=option
+        )
 
 
 def _send(
