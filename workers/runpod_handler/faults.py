@@ -1,4 +1,4 @@
-"""Why a job ends FAILED, each by a name that stands in its error. Raised within this package."""
+"""The faults with which a job ends as FAILED. Each has a code, which the job's error contains."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from rag_service.errors import RagServiceError
 
 class InvalidJob(RagServiceError):
     code = "invalid_job"
-    default_message = "The job's input is not a job of version 1."
+    default_message = "The job's input does not have the format of version 1."
 
 
 class UnsupportedVersion(RagServiceError):
     code = "unsupported_version"
-    default_message = "The job is of a version that this handler does not speak."
+    default_message = "This handler does not support the version of the job."
 
 
 class UnsupportedLayout(RagServiceError):
     code = "unsupported_layout"
-    default_message = "This handler does not read pages in the layout asked for."
+    default_message = "This handler cannot read pages with the requested layout."
 
 
 class BadDocument(RagServiceError):
@@ -27,7 +27,7 @@ class BadDocument(RagServiceError):
 
 class PagesMismatch(RagServiceError):
     code = "pages_mismatch"
-    default_message = "The document does not have as many pages as the job names."
+    default_message = "The document's number of pages is not the number of pages in the job."
 
 
 class DocumentTooLarge(RagServiceError):
@@ -37,24 +37,24 @@ class DocumentTooLarge(RagServiceError):
 
 class UrlRefused(RagServiceError):
     code = "url_refused"
-    default_message = "The document's URL is not one that the handler fetches from."
+    default_message = "The handler does not download from the document's URL."
 
 
 class DownloadFailed(RagServiceError):
     code = "download_failed"
-    default_message = "The document could not be fetched from its URL."
+    default_message = "The document could not be downloaded from its URL."
 
 
 class DigestMismatch(RagServiceError):
     code = "sha256_mismatch"
-    default_message = "What the URL holds is not the document that was meant."
+    default_message = "The content of the URL does not have the document's sha256."
 
 
 class ServerUnhealthy(RagServiceError):
     code = "ocr_server_unhealthy"
-    default_message = "The OCR server beside the handler does not answer pages."
+    default_message = "The OCR server in the worker does not answer page requests."
 
 
 class ClaimLost(RagServiceError):
     code = "claim_lost"
-    default_message = "Another job of the same key has taken this job's work over."
+    default_message = "Another job with the same request key has taken over this job's work."
