@@ -188,15 +188,11 @@ async def _accept(form: upload.Form, resources: ApiResources) -> Accepted:
     async with unlocked(resources.settings, file.path, media_type, password) as decrypted:
         return await anyio.to_thread.run_sync(
             partial(
-                _store, resources, file=file, filename=form.filename, options=options,
+                accept, resources.settings, resources.store, file, form.filename, options,
                 decrypted=decrypted,
             ),
             limiter=resources.commit_limiter,
         )  # fmt: skip
-
-
-def _store(resources: ApiResources, **arguments: Any) -> Accepted:
-    return accept(resources.settings, resources.store, **arguments)
 
 
 @router.get(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rag_service.cli import status_text
+from rag_service.cli import field_text
 from rag_service.cli.common_options import Collection, Json, Ocr, Parser, PasswordFile, Wait, begin
 from rag_service.cli.input_files import find_files, unreadable
 from rag_service.cli.output import note, one_line, print_json, print_table
@@ -189,9 +189,9 @@ def _row(upload: _Upload) -> tuple[object, ...]:
     if view is None:
         return (upload.path, sent.id, sent.status, duplicate, *(None,) * 3)
     return (
-        upload.path, sent.id, status_text.state(view), duplicate,
-        status_text.pages(view.latest_run.pages),
-        status_text.warning_counts(view.warnings), status_text.error(view.latest_run.error),
+        upload.path, sent.id, field_text.state(view), duplicate,
+        field_text.pages(view.latest_run.pages),
+        field_text.warning_counts(view.warnings), field_text.error(view.latest_run.error),
     )  # fmt: skip
 
 
@@ -212,6 +212,6 @@ def _status(uploads: list[_Upload], *, strict: bool) -> int:
     if any(isinstance(error, OUTAGES) for error in errors):
         return _UNREACHABLE
     views = [upload.view for upload in uploads if upload.view]
-    failed = [view for view in views if not status_text.succeeded(view)]
+    failed = [view for view in views if not field_text.succeeded(view)]
     cut = [view for view in views if any(w.code in _STRICT for w in view.warnings)]
     return _FAILED if not uploads or errors or failed or (strict and cut) else 0

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from rag_service.cli import status_text
+from rag_service.cli import field_text
 from rag_service.cli.output import note, stderr
 from rag_service.errors import NotFound, ServiceUnreachable
 from rag_service.states import HELD
@@ -58,9 +58,9 @@ def follow(
                 view = fetcher.get(waiting[0])
                 if view is not None:
                     display.update(view)
-                    if status_text.ended(view):
+                    if field_text.ended(view):
                         ended[view.id] = view
-                if view is None or status_text.ended(view):
+                if view is None or field_text.ended(view):
                     waiting.popleft()
                 else:
                     waiting.rotate(-1)
@@ -124,7 +124,7 @@ class _Lines:
         shown, shown_at = self._pages.get(view.id, (0, 0.0))
         changed = self._states.get(view.id) != state
         if changed or (done != shown and now - shown_at >= _LINE_SECONDS):
-            note(f"{view.filename}: {status_text.progress(view)}")
+            note(f"{view.filename}: {field_text.progress(view)}")
             self._states[view.id], self._pages[view.id] = state, (done, now)
 
 
@@ -154,7 +154,7 @@ class _Bars:
         self._progress.stop()
 
     def update(self, view: DocumentView) -> None:
-        if status_text.ended(view):
+        if field_text.ended(view):
             self._end(view)
         elif view.id in self._bars or self._can_add_bar(view):
             self._show(view)
@@ -168,7 +168,7 @@ class _Bars:
         pages = view.latest_run.pages
         self._progress.update(
             self._bars[view.id], total=pages.total, completed=pages.done,
-            state=status_text.progress(view),
+            state=field_text.progress(view),
         )  # fmt: skip
 
     def _end(self, view: DocumentView) -> None:
@@ -176,4 +176,4 @@ class _Bars:
         if bar is not None:
             self._progress.remove_task(bar)
         self._progress.advance(self._all)
-        note(f"{view.filename}: {status_text.progress(view)}")
+        note(f"{view.filename}: {field_text.progress(view)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rag_service.cli import status_text
+from rag_service.cli import field_text
 from rag_service.cli.common_options import Json, Ocr, Parser, PasswordFile, Wait, begin
 from rag_service.cli.output import print_json, print_table
 
@@ -225,7 +225,7 @@ def _await(client: Client, redone: list[Redo], *, as_json: bool) -> None:
             print_json(view)
     else:
         print_table(("id", "file", "status", "pages", "error"), [_outcome(v) for v in views])
-    if not all(status_text.succeeded(view) for view in views):
+    if not all(field_text.succeeded(view) for view in views):
         raise typer.Exit(1)
 
 
@@ -234,7 +234,7 @@ def _outcome(view: DocumentView) -> tuple[object, ...]:
     return (
         view.id,
         view.filename,
-        status_text.state(view),
-        status_text.pages(run.pages),
-        status_text.error(run.error),
+        field_text.state(view),
+        field_text.pages(run.pages),
+        field_text.error(run.error),
     )

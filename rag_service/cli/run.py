@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rag_service.cli import document_formats, status_text
+from rag_service.cli import document_formats, field_text
 from rag_service.cli.checks import check_service, check_transport, check_worker
 from rag_service.cli.common_options import Ocr, Parser, PasswordFile, begin
 from rag_service.cli.document_formats import SUFFIXES, Format
@@ -62,7 +62,7 @@ class _Input:
 
     @property
     def succeeded(self) -> bool:
-        return self.view is not None and status_text.succeeded(self.view)
+        return self.view is not None and field_text.succeeded(self.view)
 
 
 def run(
@@ -298,6 +298,6 @@ def _row(one: _Input, kinds: list[str]) -> tuple[object, ...]:
         error = f"{one.error.code}: {one.error.message}" if one.error else ""
         return (one.label, one.id, "refused", *counts, None, None, error)
     return (
-        one.label, view.id, status_text.state(view), *counts,
-        view.run_seconds, status_text.warning_counts(view.warnings), status_text.error(view.error),
+        one.label, view.id, field_text.state(view), *counts,
+        view.run_seconds, field_text.warning_counts(view.warnings), field_text.error(view.error),
     )  # fmt: skip

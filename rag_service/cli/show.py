@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rag_service.cli import document_formats, status_text
+from rag_service.cli import document_formats, field_text
 from rag_service.cli.common_options import open_client
 from rag_service.cli.document_formats import Format
 from rag_service.cli.output import note, print_json, print_table
@@ -62,8 +62,8 @@ def _print_jobs(jobs: list[JobView], *, as_json: bool) -> None:
 
 def _job_row(job: JobView) -> tuple[object, ...]:
     return (
-        job.remote_id, status_text.page_ranges(job.pages), job.reason, job.state, job.last_status,
-        job.outcome, status_text.moment(job.submitted_at), status_text.duration(job.age_seconds),
+        job.remote_id, field_text.page_ranges(job.pages), job.reason, job.state, job.last_status,
+        job.outcome, field_text.moment(job.submitted_at), field_text.duration(job.age_seconds),
         job.polls, job.delay_ms, job.execution_ms,
         None if job.usd is None else f"{job.usd:.4f}", job.error,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rag_service.cli import status_text
+from rag_service.cli import field_text
 from rag_service.cli.common_options import Collection, Json, open_client
 from rag_service.cli.output import one_line, print_json, print_table
 from rag_service.errors import NotFound
@@ -59,7 +59,7 @@ def status(
     else:
         _print_documents(found, None if ids else limit)
         for server in servers:
-            typer.echo(one_line(status_text.server(server)))
+            typer.echo(one_line(field_text.server(server)))
     if any(view is None for _, view in found):
         raise typer.Exit(1)
 
@@ -90,15 +90,15 @@ def _print_documents(found: list[_Found], limit: int | None) -> None:
         rows = [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
     print_table((*_COLUMNS, _COST) if any(costs) else _COLUMNS, rows)
     cut = f" (the newest {limit}; --limit shows more)" if len(found) == limit else ""
-    typer.echo(status_text.status_counts(view for _, view in found if view) + cut)
+    typer.echo(field_text.status_counts(view for _, view in found if view) + cut)
 
 
 def _row(document_id: str, view: DocumentView | None) -> tuple[object, ...]:
     if view is None:
         return (document_id, None, None, "not found", *(None,) * 5)
     return (
-        view.id, view.filename, view.collection, status_text.state(view),
-        status_text.pages(view.latest_run.pages), status_text.waiting(view),
-        status_text.error(view.latest_run.error), status_text.warning_counts(view.warnings),
-        status_text.moment(view.created_at),
+        view.id, view.filename, view.collection, field_text.state(view),
+        field_text.pages(view.latest_run.pages), field_text.waiting(view),
+        field_text.error(view.latest_run.error), field_text.warning_counts(view.warnings),
+        field_text.moment(view.created_at),
     )  # fmt: skip
