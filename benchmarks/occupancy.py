@@ -18,15 +18,16 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from benchmarks import plot, virtual_time
-from benchmarks.simulated_batch import SERVERS, Rates
-from benchmarks.simulated_server import GaugeNames, SimulatedServer
+from benchmarks import plot
 from benchmarks.stack import RESULTS
 from rag_service.ocr.concurrency.limiter import Fixed, Governor, Limiter, LimiterLoad
 from rag_service.ocr.concurrency.search import ConcurrencySearch
 from rag_service.ocr.concurrency.search_state import Aim
 from rag_service.ocr.ocr_client import AnswerTimedOut
 from rag_service.ocr.server_gauges import ServerGauges, parse_gauges
+from tests.simulators import virtual_time
+from tests.simulators.simulated_batch import SERVERS, Rates
+from tests.simulators.simulated_server import GaugeNames, SimulatedServer
 
 PROCESSES = 8
 PAGES_A_DOCUMENT = 9

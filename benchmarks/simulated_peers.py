@@ -44,9 +44,9 @@ from benchmarks.peers.clients import (
 from benchmarks.peers.simulated import Simulated, Times, own_answers, simulated
 from benchmarks.peers.trees import cpu_seconds, memory_mib
 from benchmarks.real_server import draw_all
-from benchmarks.simulated_batch import REPORT
 from benchmarks.stack import RESULTS, apart, running_stack
 from rag_service.states import LayoutMode
+from tests.simulators.simulated_batch import REPORT
 
 # The report's documents have nine pages.
 DOCUMENTS, PAGES = 13, 9

@@ -32,11 +32,11 @@ from pathlib import Path
 from benchmarks.peers.simulated import Simulated, Times, own_answers, simulated
 from benchmarks.peers.trees import cpu_seconds, memory_mib
 from benchmarks.real_server import draw_all
-from benchmarks.simulated_batch import SERVERS
 from benchmarks.stack import OCR, RESULTS, SERVICE, Stack, apart, running_stack
 from rag_service.jobs import fork_loads
 from rag_service.knowledgebase.views import DocumentView, PageStatus, PageView
 from rag_service.states import LayoutMode, RunState, Stage
+from tests.simulators.simulated_batch import SERVERS
 
 SERVER = "h200"
 DRAWN_DPI = 50

@@ -20,9 +20,9 @@ from typing import Protocol
 from benchmarks import stack
 from benchmarks.peers import sdk
 from benchmarks.peers.boxes import NOT_READ, WHOLE_PAGE
-from benchmarks.peers.instant import MODEL
 from rag_service.layout.page_layout import LayoutBox
 from rag_service.states import TERMINAL, LayoutMode, Stage
+from tests.simulators.simulated_server import MODEL
 
 OLMOCR_VERSION = "0.4.27"
 OLMOCR_INSTALL = f"python3 -m venv olmocr && olmocr/bin/pip install olmocr=={OLMOCR_VERSION}"

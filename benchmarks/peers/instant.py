@@ -16,22 +16,10 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.peers.boxes import ORDINARY_PAGE
+from tests.simulators.simulated_server import MODEL, SMALLEST_PICTURE, TEXT
 
-MODEL = "glm-ocr"
-# A request without a picture is a client's greeting.
-SMALLEST_PICTURE = 512
 POLL_SECONDS = 0.005
 START_SECONDS = 30.0
-
-# olmocr wants this before the text; to the others it is text.
-TEXT = """---
-primary_language: en
-is_rotation_valid: True
-rotation_correction: 0
-is_table: False
-is_diagram: False
----
-What the page says."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from itertools import islice
 
 import httpx
 
-from benchmarks.simulated_batch import Batch, Rates
+from tests.simulators.simulated_batch import Batch, Rates
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Simulated:
 @contextmanager
 def simulated(name: str) -> Iterator[Simulated]:
     """A fresh server of the name, with vLLM's gauges, on a free port."""
-    command = [sys.executable, "-m", "benchmarks.simulated_server", name, "--port", "0"]
+    command = [sys.executable, "-m", "tests.simulators.simulated_server", name, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

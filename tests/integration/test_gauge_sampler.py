@@ -17,8 +17,6 @@ from queue import Queue
 import pytest
 from pydantic import SecretStr
 
-from benchmarks.simulated_batch import SERVERS
-from benchmarks.simulated_server import GaugeNames, SimulatedServer
 from rag_service.diagnosis.bottleneck import Verdict
 from rag_service.jobs import fork_loads, limit_changes, live_workers, server_samples, server_state
 from rag_service.monitoring.alarm_webhook import Notifier
@@ -28,6 +26,8 @@ from rag_service.states import JobOutcome, PageState, Stage
 from tests import simulation as sim
 from tests.conftest import changed_settings
 from tests.posts import held_run, live_job
+from tests.simulators.simulated_batch import SERVERS
+from tests.simulators.simulated_server import GaugeNames, SimulatedServer
 from workers.maintenance import MaintenanceLoop
 
 RATES = replace(SERVERS["report"], slots=4)

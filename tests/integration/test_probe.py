@@ -21,13 +21,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulated_batch import REPORT, SERIAL, Rates
-from benchmarks.simulated_server import GaugeNames, SimulatedServer
 from rag_service.config.loader import get_settings
 from tests.fakes.ocr_server import FakeOcrServer, Reply, Request
 from tests.net import free_port
 from tests.processes import Programs
 from tests.serving import start_cpu_server
+from tests.simulators.simulated_batch import REPORT, SERIAL, Rates
+from tests.simulators.simulated_server import GaugeNames, SimulatedServer
 from workers.servers.cpu_ocr.ocr_engine import model_name
 
 SMALL = replace(REPORT, slots=4)

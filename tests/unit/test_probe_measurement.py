@@ -10,9 +10,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from benchmarks import virtual_time
-from benchmarks.simulated_batch import FRONT_END, REPORT, SERIAL, Rates
-from benchmarks.simulated_server import GaugeNames, SimulatedServer
 from rag_service.diagnosis.bottleneck import Verdict
 from rag_service.diagnosis.probe_advice import Advice, advise
 from rag_service.ocr.ocr_client import PageAnswer
@@ -20,6 +17,9 @@ from rag_service.ocr.probe import measurement
 from rag_service.ocr.probe.findings import Bounds, Ending, Findings, Step, conclude
 from rag_service.ocr.probe.measurement import ProbeLoad, ProbeQuestion, probe
 from rag_service.ocr.server_gauges import ServerGauges, parse_gauges
+from tests.simulators import virtual_time
+from tests.simulators.simulated_batch import FRONT_END, REPORT, SERIAL, Rates
+from tests.simulators.simulated_server import GaugeNames, SimulatedServer
 
 SMALL = replace(REPORT, slots=4)
 QUESTION = ProbeQuestion(lambda: b"a page", "Text Recognition:", 100)

@@ -70,10 +70,15 @@ class CurrentLimit:
         self._try(min(larger, self._bound), ChangeReason.TRIED_MORE)
 
     def set_bound(self, bound: float) -> bool:
-        """Never let the limit be above `bound` from now on; whether it must be moved for that."""
-        must_move = self.now > bound or self.base > bound / self._share
+        """Never let the limit be above `bound` from now on; return whether that moved it."""
+        old = self.now
+        is_above = old > bound or self.base > bound / self._share
         self._bound = bound
-        return must_move
+        if is_above:
+            self.base = self.trial = self._within_bound(self.base)
+            self._is_trial = False
+            self.changes.add(old, self.now, ChangeReason.BOUND)
+        return is_above
 
     def _try(self, limit: float, reason: ChangeReason) -> None:
         old, self.trial = self.now, limit

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from rag_service.ocr.concurrency.changes import ChangeLog, ChangeReason
+from rag_service.ocr.concurrency.changes import ChangeLog
 from rag_service.ocr.concurrency.cuts import Cuts
 from rag_service.ocr.concurrency.doubling import DoublingPhase
 from rag_service.ocr.concurrency.fair_share import FairShare
@@ -22,9 +22,6 @@ from rag_service.ocr.concurrency.tuning import TUNING, SearchTuning
 from rag_service.ocr.concurrency.window_samples import SearchSample
 from rag_service.ocr.concurrency.windows import Window, length_for, window_at
 from rag_service.ocr.server_gauges import ServerGauges
-
-# The bounds of every limit.
-LEAST, MOST = TUNING.least, TUNING.most
 
 
 class ConcurrencySearch:
@@ -125,7 +122,7 @@ class ConcurrencySearch:
         """Never let the limit be above `bound` from now on."""
         state = self._state
         if state.limit.set_bound(float(bound)):
-            state.move_to(state.limit.base, ChangeReason.BOUND)
+            state.requests.note_move()
 
     def _is_fraction_due(self, limit: float, now: float) -> bool:
         """Whether it is the turn of the request that may be open only part of the time."""

@@ -1,6 +1,6 @@
-"""An event loop whose clock jumps to what happens next, so that an hour takes seconds.
+"""An event loop whose clock jumps to the next timer, so that an hour takes seconds.
 
-Nothing in it may wait for the outside world. Used by occupancy.py and its tests.
+Nothing in it may wait for sockets, threads or other processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time stands still while anything is ready to run, and then leaps."""
+    """Time stands still while anything is ready to run, and then jumps to the next timer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,8 +25,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
-        # A timer that was cancelled is thrown away before the loop waits, and it would wait for
-        # the next one in real time.
+        # The loop drops cancelled timers before it waits, and would then wait for the next one in
+        # real time.
         while scheduled and scheduled[0].cancelled():
             heapq.heappop(scheduled)._scheduled = False
             self._timer_cancelled_count -= 1
@@ -36,6 +36,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work, in virtual time from 0."""
+    """Return the result of the work, run in virtual time from 0."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

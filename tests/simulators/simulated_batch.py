@@ -1,7 +1,7 @@
-"""How a batching OCR server spends its time: front end, prefill, decode, slots, cache.
+"""A model of how a batching OCR server spends its time: front end, prefill, decode, slots, cache.
 
-Pure and without a clock of its own: told the time, it says what is done by then and when something
-ends next. Served over HTTP by simulated_server.py, driven in virtual time by tests.
+Pure and without a clock of its own: it is given the time, and returns what has ended by then and
+when the next thing ends.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _SOON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """A server. Rates are a second and for all requests together; `decode_one` is for one alone.
+    """A server. Rates are per second and for all requests together; `decode_one` is for one alone.
 
-    `front`: pictures decoded, all that are there side by side; `prefill`: vision tokens; `decode`:
-    answer tokens; `cache`: tokens that its KV cache holds. `serial`: least and most seconds a page
-    where it reads one at a time. `bends`: each request more makes all others slower, in place of
-    none until the rate is reached. `beside_prefill`: the share of the decode pace that is left
-    while a picture is taken in.
+    `front`: pictures decoded, shared by all that are there; `prefill`: vision tokens; `decode`:
+    answer tokens; `cache`: tokens that its KV cache holds. `serial`: least and most seconds for a
+    page if it reads one at a time. `bends`: each further request slows all others down, instead
+    of none until the rate is reached. `beside_prefill`: the share of the decode pace that is left
+    during a prefill. `long_share`: the share of answers that are `long_factor` times as long.
     """
 
     name: str
@@ -36,14 +36,18 @@ class Rates:
     cache: float = math.inf
     vision_tokens: int = 3600
     answer_tokens: int = 450
-    # Answers are this share longer or shorter.
+    # Answers are at most this share longer or shorter; prompts likewise.
     spread: float = 0.3
+    vision_spread: float = 0.0
+    long_share: float = 0.0
+    long_factor: float = 1.0
     serial: tuple[float, float] | None = None
     bends: bool = False
     beside_prefill: float = 1.0
 
 
-# The report's: Gemma4 on vLLM; 4 in flight give 87 documents of 9 pages an hour, 64 give 222.
+# The server of the user's report: Gemma4 on vLLM. 4 in flight give 87 documents of 9 pages an
+# hour, 64 give 222.
 REPORT = Rates("report", 64, prefill=2052, decode=260, decode_one=27.7)
 SERIAL = Rates("serial", 1, decode_one=100, serial=(8, 15))
 FRONT_END = Rates(
@@ -55,14 +59,26 @@ FAST = Rates(
     vision_tokens=2772, answer_tokens=1000,
 )  # fmt: skip
 # vLLM with GLM-OCR on an H200, pages of 150 DPI, as measured: 1.9 pages/s with 8 in flight, 4.1
-# with 32, 5.5 with 64; pages that were sent together stay together.
+# with 32, 5.5 with 64. Pages that were sent together stay together.
 H200 = Rates(
     "h200", 64, front=20.0, prefill=37_000, decode=18_000, decode_one=318,
     vision_tokens=2772, answer_tokens=1000, bends=True, beside_prefill=0.05,
 )  # fmt: skip
-# The same with answers that are all equally long, as a model with made-up weights gives them.
+# The same with answers that are all equally long, as a model with random weights gives them.
 LOCKSTEP = replace(H200, name="lockstep", spread=0.0)
 SERVERS = {rates.name: rates for rates in (SERIAL, REPORT, FRONT_END, FAST, H200, LOCKSTEP)}
+# Two servers that the search was never tuned on. The first has slots that its cache cannot fill:
+# long prompts leave space for few requests. The second has 24 slots, a slow prefill and answers
+# of two kinds, one of them six times as long.
+KV_PRESSURE = Rates(
+    "kv pressure", 48, prefill=16_000, decode=3000, decode_one=80, cache=60_000,
+    vision_tokens=2772, vision_spread=0.8, answer_tokens=900, spread=0.5,
+)  # fmt: skip
+BIMODAL = Rates(
+    "bimodal", 24, prefill=7000, decode=2400, decode_one=120,
+    vision_tokens=2772, answer_tokens=400, spread=0.2, long_share=0.15, long_factor=6.0,
+)  # fmt: skip
+UNTUNED = {rates.name: rates for rates in (KV_PRESSURE, BIMODAL)}
 
 
 @dataclass(slots=True)
@@ -74,7 +90,7 @@ class _Page:
 
 @dataclass
 class _Shared:
-    """Pages that all get on alike; each ends when the progress of all has reached its own."""
+    """Pages that progress at one pace; each ends when the common progress reaches its work."""
 
     progress: float = 0.0
     _order: int = 0
@@ -95,11 +111,11 @@ class _Shared:
         heapq.heapify(self._pages)
 
     def seconds_left(self, pace: float) -> float:
-        """Until the first ends."""
+        """Return the seconds until the first ends."""
         return (self._pages[0][0] - self.progress) / pace if self._pages else math.inf
 
     def ended(self) -> list[_Page]:
-        """Those that are done, taken out."""
+        """Take out and return the pages that are done."""
         done = []
         while self._pages and self._pages[0][0] <= self.progress + _SOON:
             done.append(heapq.heappop(self._pages)[2])
@@ -108,7 +124,7 @@ class _Shared:
 
 @dataclass
 class Batch:
-    """The requests in a server and how far each is."""
+    """The requests in a server and the progress of each."""
 
     rates: Rates
     seed: int = 0
@@ -132,7 +148,7 @@ class Batch:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot; those in the front end are not seen, as in vLLM."""
+        """Requests that wait for a slot; those in the front end do not count, as in vLLM."""
         return len(self._queue)
 
     @property
@@ -145,15 +161,15 @@ class Batch:
         return 0.0 if math.isinf(self.rates.cache) else self._held() / self.rates.cache
 
     def arrive(self, key: Hashable) -> None:
-        """A request comes in now."""
-        page = self._drawn(key)
+        """Take in a request now."""
+        page = self._draw_page(key)
         if math.isinf(self.rates.front):
-            self._wait(page)
+            self._enqueue(page)
             return
         self._front.add(page, 1.0)
 
     def leave(self, key: Hashable) -> None:
-        """Its client has gone."""
+        """Drop a request whose client has gone."""
         if self._prefill and self._prefill[0].key == key:
             self._begin_prefill(skip=1)
         for line in (self._queue, self._prefill):
@@ -164,21 +180,21 @@ class Batch:
         self._fill()
 
     def next_event(self) -> float:
-        """When something ends next; infinity where nothing is going on."""
-        taken_in = self._prefill_left / self.rates.prefill if self._prefill else math.inf
+        """Return when the next thing ends; infinity if nothing is in progress."""
+        prefill = self._prefill_left / self.rates.prefill if self._prefill else math.inf
         front = self._front.seconds_left(self._front_pace())
-        return self.now + max(0.0, min(front, taken_in, self._decode.seconds_left(self._pace())))
+        return self.now + max(0.0, min(front, prefill, self._decode.seconds_left(self._pace())))
 
     def advance(self, until: float) -> list[Hashable]:
-        """Let time pass; the requests that were answered, in order."""
+        """Let time pass; return the requests that were answered, in order."""
         answered: list[Hashable] = []
         while (event := self.next_event()) <= until:
             answered += self._pass(event - self.now)
-        # What ends a rounding error later ends now.
+        # What would end a rounding error later ends now.
         return answered + self._pass(until - self.now)
 
     def _pass(self, seconds: float) -> list[Hashable]:
-        """Up to the next event at most."""
+        """Let time pass, at most up to the next event."""
         self.now += seconds
         done = self._pace() * seconds
         self.answer_tokens += done * len(self._decode)
@@ -187,13 +203,13 @@ class Batch:
         if self._prefill:
             self._prefill_left -= self.rates.prefill * seconds
             self.prompt_tokens += self.rates.prefill * seconds
-        return self._ended()
+        return self._end_pages()
 
-    def _ended(self) -> list[Hashable]:
+    def _end_pages(self) -> list[Hashable]:
         answered = [page.key for page in self._decode.ended()]
         self.finished += len(answered)
         for page in self._front.ended():
-            self._wait(page)
+            self._enqueue(page)
         if self._prefill and self._prefill_left <= _SOON * self.rates.prefill:
             page = self._prefill.popleft()
             self._decode.add(page, page.answer)
@@ -202,30 +218,36 @@ class Batch:
         return answered
 
     def _front_pace(self) -> float:
-        """The share of a picture decoded a second, of each that is there."""
+        """Return the share of each picture that is decoded in a second."""
         return self.rates.front / max(1, len(self._front))
 
     def _pace(self) -> float:
-        """Answer tokens a second of each decoding page."""
+        """Return the answer tokens a second of each decoding page."""
         rates, each = self.rates, self.rates.decode / max(1, len(self._decode))
         pace = min(rates.decode_one, each)
         if rates.bends:
             pace = 1 / (1 / rates.decode_one + 1 / each)
         return pace * (rates.beside_prefill if self._prefill else 1.0)
 
-    def _drawn(self, key: Hashable) -> _Page:
+    def _draw_page(self, key: Hashable) -> _Page:
         rates = self.rates
         if rates.serial is not None:
             return _Page(key, 0.0, self._random.uniform(*rates.serial) * rates.decode_one)
         spread = self._random.uniform(1 - rates.spread, 1 + rates.spread)
-        return _Page(key, rates.vision_tokens, rates.answer_tokens * spread)
+        vision, answer = float(rates.vision_tokens), rates.answer_tokens * spread
+        # Draws that other servers do not need would change their pages.
+        if rates.vision_spread:
+            vision *= self._random.uniform(1 - rates.vision_spread, 1 + rates.vision_spread)
+        if rates.long_share and self._random.random() < rates.long_share:
+            answer *= rates.long_factor
+        return _Page(key, vision, answer)
 
-    def _wait(self, page: _Page) -> None:
+    def _enqueue(self, page: _Page) -> None:
         self._queue.append(page)
         self._fill()
 
     def _fill(self) -> None:
-        while self._queue and self.running < self.rates.slots and self._has_room(self._queue[0]):
+        while self._queue and self.running < self.rates.slots and self._fits(self._queue[0]):
             page = self._queue.popleft()
             if math.isinf(self.rates.prefill) or page.vision == 0:
                 self._decode.add(page, page.answer)
@@ -234,7 +256,8 @@ class Batch:
             if len(self._prefill) == 1:
                 self._begin_prefill()
 
-    def _has_room(self, page: _Page) -> bool:
+    def _fits(self, page: _Page) -> bool:
+        """Whether the cache has space for the page; one page alone is always taken."""
         return self._held() + page.vision + page.answer <= self.rates.cache or not self.running
 
     def _held(self) -> float:

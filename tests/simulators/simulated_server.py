@@ -1,10 +1,9 @@
 """An OCR server without a GPU: the OpenAI API over a simulated batch, with gauges or without.
 
-    python -m benchmarks.simulated_server report --gauges vllm --scale 60 --port 5002
+    python -m tests.simulators.simulated_server report --gauges vllm --scale 60 --port 5002
 
-`--scale` makes its time run so many times faster; a client under test must have its clock scaled
-by the same factor. At /times it says when requests for pages came and were answered. Used by
-occupancy.py, simulated_peers.py and whoever wants to see a client in front of the report's server.
+`--scale` is the factor by which its time runs faster; the clock of a client under test must be
+scaled by the same factor. GET /times returns when requests for pages came and were answered.
 """
 
 from __future__ import annotations
@@ -19,14 +18,26 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from benchmarks.peers.instant import MODEL, SMALLEST_PICTURE, TEXT
-from benchmarks.simulated_batch import SERVERS, Batch, Rates
+from tests.simulators.simulated_batch import SERVERS, UNTUNED, Batch, Rates
+
+MODEL = "glm-ocr"
+# A request with fewer bytes has no picture: it is a client's first check.
+SMALLEST_PICTURE = 512
+# olmocr needs these lines before the text; for the others they are text.
+TEXT = """---
+primary_language: en
+is_rotation_valid: True
+rotation_correction: 0
+is_table: False
+is_diagram: False
+---
+What the page says."""
 
 _JSON, _TEXT = "application/json", "text/plain; version=0.0.4"
 
 
 class GaugeNames(StrEnum):
-    """Whose names the gauges have."""
+    """The server whose names the gauges have."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -35,7 +46,7 @@ class GaugeNames(StrEnum):
 
 @dataclass
 class Counts:
-    """When page requests came and were answered, and how many clients left before."""
+    """When page requests came and were answered, and the number of clients that left before."""
 
     came: list[float] = field(default_factory=list)
     answered: list[float] = field(default_factory=list)
@@ -43,7 +54,7 @@ class Counts:
 
 
 class SimulatedServer:
-    """A batch behind HTTP; all requests of a process's event loop."""
+    """A batch behind HTTP, in the event loop of one process."""
 
     def __init__(
         self,
@@ -54,7 +65,7 @@ class SimulatedServer:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`scale`: its seconds in one of the clock's."""
+        """`scale`: simulated seconds in one second of the clock."""
         self.batch = Batch(rates, seed=seed)
         self.counts = Counts()
         self._gauges = gauges
@@ -72,7 +83,7 @@ class SimulatedServer:
 
     @property
     def open(self) -> int:
-        """Requests that have come and are neither answered nor left."""
+        """Requests that came and were neither answered nor dropped by their clients."""
         return len(self._answers)
 
     def now(self) -> float:
@@ -80,7 +91,7 @@ class SimulatedServer:
         return (self._clock() - self._began) * self._scale
 
     def arrive(self, answer: Callable[[], None]) -> int:
-        """A page request; `answer` is called when it is done."""
+        """Take in a page request; `answer` is called when it is done."""
         self._catch_up()
         self._next_key += 1
         self.counts.came.append(self.now())
@@ -90,7 +101,7 @@ class SimulatedServer:
         return self._next_key
 
     def leave(self, key: int) -> None:
-        """The client of a request has gone."""
+        """Drop a request whose client has gone."""
         if self._answers.pop(key, None) is not None:
             self._catch_up()
             self.counts.left += 1
@@ -98,7 +109,7 @@ class SimulatedServer:
             self._set_timer()
 
     def metrics(self) -> str | None:
-        """The gauges in Prometheus's form; None where the server has none."""
+        """Return the gauges in Prometheus's format, or None if the server has none."""
         self._catch_up()
         batch = self.batch
         if self._gauges is GaugeNames.VLLM:
@@ -120,7 +131,7 @@ class SimulatedServer:
         return None
 
     def server_info(self) -> dict[str, Any] | None:
-        """What SGLang says of itself; vLLM has no such page."""
+        """Return SGLang's answer about itself; vLLM has no such page."""
         if self._gauges is not GaugeNames.SGLANG:
             return None
         return {"max_running_requests": self.batch.rates.slots, "version": "simulated"}
@@ -147,7 +158,7 @@ class SimulatedServer:
 
 
 class _Connection(asyncio.Protocol):
-    """HTTP/1.1 with Content-Length, one request after the other; bodies are counted, not kept."""
+    """HTTP/1.1 with Content-Length, one request after the other; only body sizes are kept."""
 
     def __init__(self, server: SimulatedServer) -> None:
         self._server = server
@@ -161,7 +172,7 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, error: Exception | None) -> None:
         if self._key is not None:
             self._server.leave(self._key)
 
@@ -242,7 +253,7 @@ def _lines(prefix: str, values: dict[str, float]) -> str:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    rates = SERVERS[options.server]
+    rates = (SERVERS | UNTUNED)[options.server]
     if options.slots:
         rates = replace(rates, slots=options.slots)
     server = SimulatedServer(rates, GaugeNames(options.gauges), scale=options.scale)
@@ -256,10 +267,10 @@ async def _serve(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("server", choices=sorted(SERVERS))
+    parser.add_argument("server", choices=sorted(SERVERS | UNTUNED))
     parser.add_argument("--gauges", choices=[*GaugeNames], default="vllm")
-    parser.add_argument("--scale", type=float, default=1.0, help="seconds simulated a second")
-    parser.add_argument("--slots", type=int, help="other than the server's own")
+    parser.add_argument("--scale", type=float, default=1.0, help="simulated seconds in a second")
+    parser.add_argument("--slots", type=int, help="slots instead of the server's own")
     parser.add_argument("--port", type=int, default=5002)
     asyncio.run(_serve(parser.parse_args()))
 

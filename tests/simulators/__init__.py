@@ -1,0 +1,1 @@
+"""Simulated OCR servers and virtual time, for tests and benchmarks."""
