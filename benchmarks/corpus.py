@@ -32,7 +32,7 @@ def default_folder() -> Path:
 
 
 def read_manifest(folder: Path) -> list[CorpusFile]:
-    """Every file the manifest names. Raises FileNotFoundError where there is no manifest."""
+    """Return every file the manifest names. Raises FileNotFoundError if there is no manifest."""
     with (folder / MANIFEST).open(newline="") as lines:
         return [
             CorpusFile(

@@ -1,10 +1,10 @@
-"""Which CPU engine reads scans best for its cost: recall, order, CPU seconds, memory.
+"""Compare CPU engines on scans: recall, order, CPU seconds, memory.
 
     python benchmarks/cpu_engines.py [CORPUS_FOLDER]
 
 The corpus is the argument, else RAG_CORPUS, else ../shared/corpus beside the repository. Every
 engine runs in a process of its own on the same pictures at 150 DPI; one that is not installed is
-shown with the command that installs it. `via` is how its text is put in order: `ours` is the
+shown with the command that installs it. `via` is how its text is put in order: "ours" is the
 server's own path (turning, reading order), `own` is the engine's. Prints a table and writes
 benchmarks/results/cpu_engines.json.
 """
@@ -40,7 +40,7 @@ PICTURES = (".png", ".jpg", ".tiff")
 
 
 @dataclass(frozen=True)
-class Sheet:
+class SamplePage:
     """A page to read: its picture, the text it holds, whether it was turned by us."""
 
     name: str
@@ -77,7 +77,7 @@ def truths(corpus: Path) -> Iterator[tuple[Path, list[str], bool]]:
             yield path, [expected], False
 
 
-def sheets(corpus: Path, folder: Path) -> list[Sheet]:
+def samples(corpus: Path, folder: Path) -> list[SamplePage]:
     """Every page rendered at 150 DPI, and those with a whole text turned three ways as well."""
     made = []
     for path, pages, whole in truths(corpus):
@@ -88,7 +88,9 @@ def sheets(corpus: Path, folder: Path) -> list[Sheet]:
             for turned in (0, *(DIRECTIONS if whole else ())):
                 target = folder / f"{path.stem}-{number}-{turned}.png"
                 image.rotate(turned, expand=True).save(target)
-                made.append(Sheet(f"{path.name}:{number + 1}", str(target), truth, turned, whole))
+                made.append(
+                    SamplePage(f"{path.name}:{number + 1}", str(target), truth, turned, whole)
+                )
     return made
 
 
@@ -104,7 +106,7 @@ def render(path: Path, number: int) -> Image.Image:
         return Image.frombytes("RGB", (pixels.width, pixels.height), pixels.samples)
 
 
-def ours(size: str) -> Callable[[Path], str]:
+def read_by_service(size: str) -> Callable[[Path], str]:
     """The server's own path from a picture to its text."""
     sys.path.insert(0, str(ROOT))
     from workers.servers.cpu_ocr import page_orientation, text_order
@@ -151,8 +153,8 @@ class Candidate:
 
 
 CANDIDATES = (
-    Candidate("faster-paddle tiny", "ours", ours, "tiny", "pip install faster-paddle"),
-    Candidate("faster-paddle small", "ours", ours, "small", "pip install faster-paddle"),
+    Candidate("faster-paddle tiny", "ours", read_by_service, "tiny", "pip install faster-paddle"),
+    Candidate("faster-paddle small", "ours", read_by_service, "small", "pip install faster-paddle"),
     Candidate("faster-paddle tiny", "own", own, "tiny", "pip install faster-paddle"),
     Candidate("rapidocr small", "own", rapidocr, "", "pip install rapidocr onnxruntime"),
     Candidate("tesseract eng", "own", tesseract, "", "apt-get install tesseract-ocr"),
@@ -164,12 +166,12 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", re.sub(r"(?<=[^\W\d_])-\n(?=[a-z])", "", text).lower())
 
 
-def score(sheet: Sheet, text: str, cpu: float) -> Score:
-    wanted, found = words(sheet.truth), words(text)
+def score(sample: SamplePage, text: str, cpu: float) -> Score:
+    wanted, found = words(sample.truth), words(text)
     recall = sum((Counter(wanted) & Counter(found)).values()) / len(wanted)
     matcher = SequenceMatcher(None, wanted, found, autojunk=False)
     kept = sum(block.size for block in matcher.get_matching_blocks()) / len(wanted)
-    return Score(sheet.name, sheet.turned, recall, kept if sheet.whole else None, cpu)
+    return Score(sample.name, sample.turned, recall, kept if sample.whole else None, cpu)
 
 
 def cpu_seconds() -> float:
@@ -177,7 +179,7 @@ def cpu_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def measure(candidate: Candidate, pages: list[Sheet]) -> dict[str, Any]:
+def measure(candidate: Candidate, pages: list[SamplePage]) -> dict[str, Any]:
     """In the engine's own process: read every page and add up what it cost."""
     try:
         started = time.monotonic()
@@ -209,7 +211,7 @@ def summary(scores: list[Score]) -> dict[str, Any]:
 
 
 def in_own_process(index: int, listing: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--engine", str(index), "--sheets", str(listing)]
+    command = [sys.executable, __file__, "--engine", str(index), "--samples", str(listing)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -231,10 +233,10 @@ def main() -> None:
     default = os.environ.get("RAG_CORPUS") or ROOT.parent / "shared" / "corpus"
     parser.add_argument("corpus", nargs="?", type=Path, default=Path(default))
     parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--sheets", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--samples", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.engine is not None:
-        pages = [Sheet(**sheet) for sheet in json.loads(options.sheets.read_text())]
+        pages = [SamplePage(**sample) for sample in json.loads(options.samples.read_text())]
         print(json.dumps(measure(CANDIDATES[options.engine], pages)))
         return
     if not (options.corpus / "manifest.tsv").exists():
@@ -245,8 +247,8 @@ def main() -> None:
 def compare(corpus: Path) -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        pages = sheets(corpus, Path(folder))
-        listing = Path(folder) / "sheets.json"
+        pages = samples(corpus, Path(folder))
+        listing = Path(folder) / "samples.json"
         listing.write_text(json.dumps([asdict(page) for page in pages]))
         upright = sum(not page.turned for page in pages)
         print(f"{upright} pages upright, {len(pages) - upright} turned, {DPI} DPI, "

@@ -5,7 +5,7 @@
 A synthetic scan of known text at 300 DPI (grain, blur and a little skew) goes through both
 shrinkers at both tiers. Tesseract then reads every file, drawn at the file's own resolution. A
 plain drawing at the same resolutions shows what the resolution alone costs; that is also all
-there is at 72 DPI, to which neither shrinker of ours goes. Word match: the share of the true
+there is at 72 DPI, to which neither shrinker of the service goes. Word match: the share of the true
 words that were found on their page, in any order. Beside it the figures of the field report
 that this service answers. Prints a table and writes benchmarks/results/downsample.json.
 """
@@ -74,7 +74,7 @@ def texts() -> list[str]:
 
 
 def typeset(pages: Sequence[str], path: Path) -> list[str]:
-    """Set the pages in type; what found room on each."""
+    """Set the pages in type; return what fits on each."""
     inner = pymupdf.Rect(MARGIN, MARGIN, A4.width - MARGIN, A4.height - MARGIN)
     with pymupdf.open() as document:
         for text in pages:
@@ -93,13 +93,13 @@ def scan(clean: Path, path: Path) -> None:
     with pymupdf.open(clean) as document, pymupdf.open() as scanned:
         for page in document:
             pixels = page.get_pixmap(dpi=SCAN_DPI, colorspace=pymupdf.csGRAY)
-            sheet = Image.frombytes("L", (pixels.width, pixels.height), pixels.samples)
-            sheet = sheet.point(lambda level: 30 + level * 0.84)
-            sheet = sheet.rotate(SKEW, Image.Resampling.BICUBIC, fillcolor=244)
-            sheet = sheet.filter(ImageFilter.GaussianBlur(BLUR))
-            grain = Image.effect_noise(sheet.size, GRAIN)
+            page_image = Image.frombytes("L", (pixels.width, pixels.height), pixels.samples)
+            page_image = page_image.point(lambda level: 30 + level * 0.84)
+            page_image = page_image.rotate(SKEW, Image.Resampling.BICUBIC, fillcolor=244)
+            page_image = page_image.filter(ImageFilter.GaussianBlur(BLUR))
+            grain = Image.effect_noise(page_image.size, GRAIN)
             jpeg = io.BytesIO()
-            ImageChops.add(sheet, grain, offset=-128).save(jpeg, "JPEG", quality=JPEG_QUALITY)
+            ImageChops.add(page_image, grain, offset=-128).save(jpeg, "JPEG", quality=JPEG_QUALITY)
             leaf = scanned.new_page(width=A4.width, height=A4.height)
             leaf.insert_image(leaf.rect, stream=jpeg.getvalue())
         scanned.save(path)
@@ -189,8 +189,8 @@ def show(rows: Sequence[Row]) -> None:
         share = f"{row.of_original:11.1%}" if row.of_original is not None else f"{'':11}"
         body = f"{row.body_bytes:10,}" if row.body_bytes is not None else f"{'':10}"
         took = f"{row.seconds:8.2f}" if row.seconds is not None else f"{'':8}"
-        told = f"{row.reported:6} %" if row.reported is not None else ""
-        print(f"{row.dpi:4} {row.maker:12} {size} {share} {body} {took} {row.match:8.1f} % {told}")
+        note = f"{row.reported:6} %" if row.reported is not None else ""
+        print(f"{row.dpi:4} {row.maker:12} {size} {share} {body} {took} {row.match:8.1f} % {note}")
 
 
 def main() -> None:

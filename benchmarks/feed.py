@@ -1,16 +1,16 @@
-"""What it costs to feed an OCR server: CPU a page from PDF to bytes on the wire, ours and others'.
+"""The CPU that clients spend to feed an OCR server, for each page from PDF to bytes sent.
 
     python -m benchmarks.feed [CORPUS_FOLDER] --sdk-python PATH --olmocr-python PATH
 
 The server answers at once and reads every byte, in a process that is not counted, so what is left
-is the clients' own work on this machine. Ours is the real OCR worker with its shipped number of
+is the clients' own work on this machine. The service is the real OCR worker with its default
 forks, its main process and render children counted, over documents that wait in the queue; a
 second line adds the rest of the service, PostgreSQL and Valkey included. The glmocr SDK gets a
 page's boxes for nothing: its layout model, which is most of its cost, is left out. olmocr is its
 own command line. Start-up is left out for all: the clock starts when a client has asked the
-server its first question, ours when its queue is let go, and ends with the last page's last byte.
-By itself the SDK paints the boxes on every page, so it is measured with and without.
-The pages are the corpus' scans of about A4 or Letter, joined, so many times as documents. Prints
+server its first question, the service when its queue is released, and ends with the last page's
+last byte. By default the SDK paints the boxes on every page, so it is measured with and without.
+The pages are the corpus' scans of about A4 or Letter, joined, once for each document. Prints
 tables and writes benchmarks/results/feed.json.
 """
 
@@ -61,7 +61,7 @@ POLL_SECONDS = 0.01
 # Looking at memory costs CPU, which the clients would miss.
 MEMORY_SECONDS = 2.0
 EQUAL_DPI = 200
-# Letter at that resolution; olmocr is told the long side of its pictures.
+# Letter at that resolution; olmocr is given the long side of its pictures.
 EQUAL_LONG_SIDE = 11 * EQUAL_DPI
 SDK, SDK_PLAIN = "glmocr SDK", "glmocr SDK, no drawing"
 SHIPPED = "as shipped"
@@ -116,7 +116,7 @@ def gather(corpus: Path, target: Path, *, colour: bool) -> int:
 
 @contextmanager
 def copies(source: Path, count: int) -> Iterator[Scans]:
-    """The document so many times."""
+    """Return copies of the document."""
     from rag_service.pdf.child.mupdf import pymupdf
 
     with pymupdf.open(source) as document:
@@ -127,7 +127,7 @@ def copies(source: Path, count: int) -> Iterator[Scans]:
 
 
 class HeldBack:
-    """A process that waits at its first question to the server until it is let go."""
+    """A process that waits at its first question to the server until it is released."""
 
     def __init__(self, client: Client, server: InstantServer) -> None:
         self._client = client
@@ -245,8 +245,8 @@ def whole_pages(stack: Stack, server: InstantServer, peers: Peers, folder: Path)
 
 def regions(stack: Stack, server: InstantServer, peers: Peers, folder: Path) -> Row:
     """The same regions of the same pages; the others have none."""
-    ours = Ours(stack, LayoutMode.REGIONS, dpi=EQUAL_DPI, boxes=ORDINARY_PAGE)
-    entries = [Entry(ours)]
+    service = Ours(stack, LayoutMode.REGIONS, dpi=EQUAL_DPI, boxes=ORDINARY_PAGE)
+    entries = [Entry(service)]
     if peers.sdk:
         entries.append(sdk_entry(SDK_PLAIN, peers.sdk, server, ORDINARY_PAGE, draws=False))
     return Row(f"regions at {EQUAL_DPI} DPI in colour", folder / "colour.pdf", entries)
@@ -310,10 +310,10 @@ def keep(results: Mapping[str, Mapping[str, Sequence[Round]]], load: float, page
 
 
 def verdict(found: Mapping[str, Sequence[Round]]) -> None:
-    """Whether ours is as much cheaper and faster than the SDK as it should be."""
-    ours, theirs = median(found[OURS]), median(found[SDK])
-    cpu = ours.cpu_ms / theirs.cpu_ms
-    speed = ours.pages_per_second / theirs.pages_per_second
+    """Whether the service is as much cheaper and faster than the SDK as it should be."""
+    service, theirs = median(found[OURS]), median(found[SDK])
+    cpu = service.cpu_ms / theirs.cpu_ms
+    speed = service.pages_per_second / theirs.pages_per_second
     for what, value, wanted, met in (
         ("CPU", cpu, f"at most {MOST_CPU}", cpu <= MOST_CPU),
         ("pages/s", speed, f"at least {LEAST_SPEED}", speed >= LEAST_SPEED),

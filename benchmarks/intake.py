@@ -151,7 +151,7 @@ def memory(server: str, url: str, process: psutil.Process) -> Memory:
 
 
 def pss(process: psutil.Process) -> float:
-    """Proportional set size in MiB, where the system tells it, else the resident set size."""
+    """Proportional set size in MiB, if the system reports it, else the resident set size."""
     found = process.memory_full_info()
     return round(getattr(found, "pss", found.rss) / MIB, 1)
 
@@ -210,8 +210,8 @@ def wait_until_up(url: str, process: subprocess.Popen[bytes]) -> None:
 
 def measure() -> tuple[list[Rate], list[Memory]]:
     """The two take turns, so that other work on the machine meets both alike."""
-    with our_server() as ours, bare_server() as bare:
-        servers = {"rag_service": ours, "bare FastAPI": bare}
+    with our_server() as service, bare_server() as bare:
+        servers = {"rag_service": service, "bare FastAPI": bare}
         rates = [
             rate(name, url, concurrency)
             for concurrency in CONCURRENCIES

@@ -1,8 +1,8 @@
-"""Pages a second of the native way, from the doorbell to the record, beside two plain extractors.
+"""Native pages a second, from the wake-up message to the record, beside two plain extractors.
 
     python -m benchmarks.native [CORPUS_FOLDER]
 
-Ours is the whole service as `up` starts it: broker, prepare worker with its shipped concurrency,
+The service runs whole, as `up` starts it: broker, prepare worker with its default concurrency,
 PostgreSQL with flushed writes; the documents wait in the queue before the clock starts. Beside it,
 on the same files and one process each: PyMuPDF's get_text() and poppler's pdftotext. The files are
 the native pages of the corpus' born-digital documents: those without a table once as one long
@@ -45,7 +45,7 @@ TABLE_RULE = "| ---"
 
 
 @dataclass(frozen=True)
-class Sheets:
+class SamplePages:
     """Documents that hold one kind of page."""
 
     name: str
@@ -70,13 +70,13 @@ def _page_count(path: Path) -> int:
         return int(document.page_count)
 
 
-def sort_pages(stack: Stack, files: Iterable[CorpusFile], folder: Path) -> list[Sheets]:
+def sort_pages(stack: Stack, files: Iterable[CorpusFile], folder: Path) -> list[SamplePages]:
     """Have the service read the files once, which also warms it, and part their native pages."""
     # Without OCR every page ends here; the ones that would need it are left out.
     options = stack.options(ocr="off")
     paths = [file.path for file in files]
     views = stack.wait([stack.take_in(path, options) for path in paths], PATIENCE)
-    plain, tables = Sheets("without tables", [], 0), Sheets("with tables", [], 0)
+    plain, tables = SamplePages("without tables", [], 0), SamplePages("with tables", [], 0)
     for path, view in zip(paths, views, strict=True):
         native = [page for page in stack.pages(view.id) if is_native(page)]
         plain = _with(plain, path, [p for p in native if not has_table(p)], folder)
@@ -84,17 +84,17 @@ def sort_pages(stack: Stack, files: Iterable[CorpusFile], folder: Path) -> list[
     return [_joined(plain, folder), plain, tables]
 
 
-def _joined(sheets: Sheets, folder: Path) -> Sheets:
+def _joined(samples: SamplePages, folder: Path) -> SamplePages:
     """The same pages as one document."""
     import pymupdf
 
     target = folder / "joined.pdf"
     with pymupdf.open() as whole:
-        for path in sheets.files:
+        for path in samples.files:
             with pymupdf.open(path) as document:
                 whole.insert_pdf(document)
         whole.save(target, garbage=3, deflate=True)
-    return Sheets(f"{sheets.name}, joined", [target], sheets.pages)
+    return SamplePages(f"{samples.name}, joined", [target], samples.pages)
 
 
 def is_native(page: PageView) -> bool:
@@ -105,34 +105,34 @@ def has_table(page: PageView) -> bool:
     return TABLE_RULE in page.markdown
 
 
-def _with(sheets: Sheets, path: Path, pages: Sequence[PageView], folder: Path) -> Sheets:
-    """The sheets and one more document of these pages, where there are any."""
+def _with(samples: SamplePages, path: Path, pages: Sequence[PageView], folder: Path) -> SamplePages:
+    """Return the sample pages, with one more document of these pages if there are any."""
     import pymupdf
 
     if not pages:
-        return sheets
-    target = folder / f"{sheets.name.replace(' ', '-')}-{path.stem}.pdf"
+        return samples
+    target = folder / f"{samples.name.replace(' ', '-')}-{path.stem}.pdf"
     with pymupdf.open(path) as document:
         document.select([page.number - 1 for page in pages])
         document.save(target, garbage=3, deflate=True)
-    return Sheets(sheets.name, [*sheets.files, target], sheets.pages + len(pages))
+    return SamplePages(samples.name, [*samples.files, target], samples.pages + len(pages))
 
 
-def copies(sheets: Sheets, count: int, tag: str, folder: Path) -> Sheets:
+def copies(samples: SamplePages, count: int, tag: str, folder: Path) -> SamplePages:
     """Every document `count` times. A comment after the end makes each copy's bytes its own."""
     files = []
     for number in range(count):
-        for source in sheets.files:
+        for source in samples.files:
             target = folder / f"{source.stem}-{tag}-{number}.pdf"
             shutil.copyfile(source, target)
             with target.open("ab") as file:
                 file.write(f"\n% copy {tag} {number}\n".encode())
             files.append(target)
-    return Sheets(sheets.name, files, sheets.pages * count)
+    return SamplePages(samples.name, files, samples.pages * count)
 
 
 def pymupdf_seconds(files: Sequence[Path]) -> float:
-    """In a process of its own, so that nothing of ours is in its way."""
+    """Run in a process of its own, without the service's modules."""
     return apart(_read_all, files)
 
 
@@ -157,16 +157,16 @@ def pdftotext_seconds(files: Sequence[Path]) -> float | None:
     return time.perf_counter() - started
 
 
-def service_seconds(stack: Stack, sheets: Sheets, priority: str) -> float:
+def service_seconds(stack: Stack, samples: SamplePages, priority: str) -> float:
     """From the moment the workers may begin to the last record; intake has its own benchmark."""
     options = stack.options(priority=priority)
     with stack.held_back(Stage.PREPARE):
-        ids = [stack.take_in(path, options) for path in sheets.files]
+        ids = [stack.take_in(path, options) for path in samples.files]
         started = datetime.now(UTC)
     views = stack.wait(ids, PATIENCE)
     read = sum(view.pages.native for view in views if view.status is RunState.PROCESSED)
-    if read != sheets.pages:
-        raise AssertionError(f"{read} of {sheets.pages} pages were read natively.")
+    if read != samples.pages:
+        raise AssertionError(f"{read} of {samples.pages} pages were read natively.")
     ended = max(view.finished_at for view in views if view.finished_at)
     return (ended - started).total_seconds()
 
@@ -186,15 +186,15 @@ class Rate:
 READERS = ("PyMuPDF get_text", "pdftotext", "service, bulk", "service, interactive")
 
 
-def measure(stack: Stack, sheets: Sheets, folder: Path) -> dict[str, Any]:
+def measure(stack: Stack, samples: SamplePages, folder: Path) -> dict[str, Any]:
     """Every reader on the same files, round by round, so that a slow moment hits all of them."""
-    count = math.ceil(ROUND_SECONDS / pymupdf_seconds(sheets.files))
+    count = math.ceil(ROUND_SECONDS / pymupdf_seconds(samples.files))
     found: dict[str, list[float]] = {reader: [] for reader in READERS}
-    pages = sheets.pages * count
+    pages = samples.pages * count
     for number in range(ROUNDS):
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            once = copies(sheets, count, f"{number}a", Path(name))
-            again = copies(sheets, count, f"{number}b", Path(name))
+            once = copies(samples, count, f"{number}a", Path(name))
+            again = copies(samples, count, f"{number}b", Path(name))
             seconds = (
                 pymupdf_seconds(once.files),
                 pdftotext_seconds(once.files),
@@ -205,13 +205,13 @@ def measure(stack: Stack, sheets: Sheets, folder: Path) -> dict[str, Any]:
             if took is not None:
                 found[reader].append(pages / took)
     rates = [Rate(reader, rounds) for reader, rounds in found.items() if rounds]
-    return report(sheets, pages, count, rates)
+    return report(samples, pages, count, rates)
 
 
-def report(sheets: Sheets, pages: int, count: int, rates: Sequence[Rate]) -> dict[str, Any]:
+def report(samples: SamplePages, pages: int, count: int, rates: Sequence[Rate]) -> dict[str, Any]:
     """Print one kind's rows and return them for the JSON."""
     base = rates[0].median
-    print(f"\npages {sheets.name}: {sheets.pages} from {len(sheets.files)} documents x {count}")
+    print(f"\npages {samples.name}: {samples.pages} from {len(samples.files)} documents x {count}")
     print(f"{'':22} {'pages/s':>9} {'of PyMuPDF':>11}   rounds")
     for rate in rates:
         rounds = ", ".join(f"{one:.0f}" for one in rate.rounds)
@@ -219,9 +219,9 @@ def report(sheets: Sheets, pages: int, count: int, rates: Sequence[Rate]) -> dic
     for reader in set(READERS) - {rate.reader for rate in rates}:
         print(f"{reader:22} absent: apt-get install poppler-utils")
     return {
-        "pages": sheets.name,
-        "distinct_pages": sheets.pages,
-        "documents": len(sheets.files),
+        "pages": samples.name,
+        "distinct_pages": samples.pages,
+        "documents": len(samples.files),
         "copies": count,
         "pages_a_round": pages,
         "pages_per_second": {r.reader: {"median": r.median, "rounds": r.rounds} for r in rates},
@@ -239,7 +239,7 @@ def compare(corpus: Path) -> None:
         print(f"{os.cpu_count()} cores, load {load:.1f} before; prepare forks: "
               f"{settings.prepare.worker_concurrency}; medians of {ROUNDS}")  # fmt: skip
         kinds = sort_pages(stack, sources(corpus), folder)
-        results = [measure(stack, sheets, folder) for sheets in kinds]
+        results = [measure(stack, samples, folder) for samples in kinds]
     print()
     for result in results[:WITH_TARGET]:
         share = result["of_pymupdf"][READERS[2]]

@@ -1,9 +1,10 @@
-"""How full a server is kept: `auto` against the best fixed setting, on servers of four kinds.
+"""How full `auto` keeps a server, against the best fixed setting, on simulated servers.
 
     python -m benchmarks.occupancy [--servers report fast …] [--full] [--no-plots]
 
-Eight processes without a word between them, each with the product's own limiter, ask a simulated
-server (simulated_batch.py) in virtual time; the first two minutes, from cold, are not counted.
+Eight processes without messages between them, each with the product's own limiter, send pages to a
+simulated server (tests/simulators) in virtual time. They start from cold, and the first two minutes
+do not count.
 Prints documents of nine pages an hour, answer times and lost requests, with gauges and without,
 medians of three, and writes results/occupancy.json and a plot for each server.
 """
@@ -33,14 +34,14 @@ PROCESSES = 8
 PAGES_A_DOCUMENT = 9
 TIMEOUT = 120.0
 WARM_UP, LENGTH = 120.0, 2400.0
-# A fast server has enough pages in half the time.
+# A fast server answers enough pages in half the time.
 MANY_PAGES_A_SECOND, SHORTER = 4.0, 1200.0
 LOOK_EVERY = 10.0
 SEEDS = (1, 2, 3)
 SWEEP = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHOWN = ("serial", "report", "front end", "fast", "h200")
 MEDIANS = ("documents_an_hour", "seconds_an_answer", "in_flight", "running", "waiting")
-# Of what runs at the best setting with the shortest answers.
+# Share of what runs at the best setting with the shortest answers.
 FULL = 0.95
 TOLERANCE = {True: 0.03, False: 0.08}
 
@@ -57,7 +58,7 @@ class Look:
 
 @dataclass
 class Outcome:
-    """What a setting brought."""
+    """The result of a setting."""
 
     documents_an_hour: float
     seconds_an_answer: float
@@ -86,7 +87,7 @@ class Row:
 
 
 class Client:
-    """One process: endless pages through one limiter."""
+    """One process that sends endless pages through one limiter."""
 
     def __init__(self, limiter: Limiter, server: SimulatedServer) -> None:
         self.limiter = limiter
@@ -95,8 +96,8 @@ class Client:
         self._server = server
 
     async def work(self, look: Callable[[], Awaitable[ServerGauges | None]]) -> None:
-        """Until cancelled."""
-        async with self.limiter.at_work(look, _tell_nobody), asyncio.TaskGroup() as pages:
+        """Send pages until cancelled."""
+        async with self.limiter.at_work(look, _report_to_no_one), asyncio.TaskGroup() as pages:
             while True:
                 await self._begin(pages)
 
@@ -139,7 +140,7 @@ class Client:
 async def simulate(
     rates: Rates, names: GaugeNames, governor: Callable[[], Governor], seed: int
 ) -> Outcome:
-    """All processes at work on one server from cold."""
+    """Run all processes on one server from cold."""
     loop = asyncio.get_running_loop()
     server = SimulatedServer(rates, names, seed=seed, clock=loop.time)
     clients = [Client(Limiter(governor(), now=loop.time), server) for _ in range(PROCESSES)]
@@ -161,7 +162,7 @@ async def simulate(
 
 
 async def _hear_answers() -> None:
-    """Let clients take what was just answered; nothing of it is open, and nothing is lost."""
+    """Let the clients take the answers that have just come, so that none counts as lost."""
     for _ in range(8):
         await asyncio.sleep(0)
 
@@ -203,13 +204,13 @@ def _length(rates: Rates) -> float:
     return SHORTER if fast and rates.serial is None else LENGTH
 
 
-async def _tell_nobody(load: LimiterLoad) -> None: ...
+async def _report_to_no_one(load: LimiterLoad) -> None: ...
 
 
 def measure(
     rates: Rates, names: GaugeNames, setting: str, seeds: Sequence[int]
 ) -> tuple[Row, Outcome]:
-    """The medians of a setting, and its first outcome for the plot."""
+    """Return the medians of a setting, and its first outcome for the plot."""
 
     def governor() -> Governor:
         if setting == "auto":
@@ -265,7 +266,7 @@ def judge(auto: Row, fixed: Sequence[Row]) -> Verdict:
 
 
 def compare(rates: Rates, names: Sequence[GaugeNames], *, plots: bool) -> list[Verdict]:
-    """A sweep of fixed settings, then `auto` with each kind of gauges."""
+    """Measure a sweep of fixed settings, then `auto` with each kind of gauges."""
     fixed = []
     for number in SWEEP:
         row, _ = measure(rates, GaugeNames.NONE, str(number), SEEDS[:1])

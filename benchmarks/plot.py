@@ -1,4 +1,4 @@
-"""Lines over time as an SVG, without a library. Used by benchmarks that keep a picture."""
+"""Lines over time as an SVG, without a library."""
 
 from __future__ import annotations
 

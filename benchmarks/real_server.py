@@ -1,4 +1,4 @@
-"""The product's own workers in front of a real OCR server: `auto` against fixed settings.
+"""The real workers in front of a real OCR server: `auto` against fixed settings.
 
     python -m benchmarks.real_server http://127.0.0.1:5002 --name h200 --settings auto 4 8
 
@@ -8,7 +8,7 @@ second by the server's tokens, pages a second as they are stored, what was in fl
 gauges and the verdict; writes results/real_server_NAME.json and a plot of each setting. A fixed
 setting is pages in flight a document, so all in all it is times the forks.
 
-Of a model with made-up weights each answer is cut at `--max-tokens`, so every page is asked for
+With a model of random weights each answer is cut at `--max-tokens`, so every page is asked for
 twice, and requests that went out together come back together. There answers a second are what to
 compare: of the tokens, with the middle of the time counting most, so that it does not matter
 whether the first and the last second cut a lump.
@@ -74,7 +74,7 @@ class Look:
 
 @dataclass
 class Outcome:
-    """A setting and what it brought after its warm-up."""
+    """A setting and its result after the warm-up."""
 
     setting: str
     answers_per_second: float | None
@@ -101,14 +101,14 @@ def draw(target: Path, pages: int, dpi: int, seed: int) -> Path:
                 lines = (" ".join(chance.choices(WORDS, k=11)) for _ in range(52))
                 page.insert_textbox((40, 40, 555, 800), "\n".join(lines), fontsize=10)
                 pixels = page.get_pixmap(dpi=dpi, colorspace=pymupdf.csGRAY)
-            sheet = scan.new_page(width=595, height=842)
-            sheet.insert_image(sheet.rect, stream=pixels.tobytes("jpeg", jpg_quality=80))
+            page_image = scan.new_page(width=595, height=842)
+            page_image.insert_image(page_image.rect, stream=pixels.tobytes("jpeg", jpg_quality=80))
         scan.save(target)
     return target
 
 
 def draw_all(folder: Path, sizes: Sequence[int], dpi: int) -> list[Path]:
-    """A scan of so many pages each; what is there already stays."""
+    """Draw a scan for each number of pages; files that exist already stay."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{dpi}-{pages}-{number}.pdf" for number, pages in enumerate(sizes)]
     with ProcessPoolExecutor() as pool:
@@ -259,8 +259,8 @@ def keep(name: str, outcomes: Sequence[Outcome], folder: Path, about: Mapping[st
     """The figures as JSON and each setting as a plot; earlier settings of the name stay."""
     path = folder / f"real_server_{name}.json"
     kept = json.loads(path.read_text())["settings"] if path.is_file() else []
-    ours = {outcome.setting for outcome in outcomes}
-    kept = [one for one in kept if one["setting"] not in ours]
+    measured = {outcome.setting for outcome in outcomes}
+    kept = [one for one in kept if one["setting"] not in measured]
     found = {**about, "settings": [*kept, *map(asdict, outcomes)]}
     path.write_text(json.dumps(found, indent=1) + "\n")
     for outcome in outcomes:

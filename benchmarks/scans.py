@@ -2,8 +2,8 @@
 
     python -m benchmarks.scans [CORPUS_FOLDER]
 
-The files are the corpus' scans and pictures whose text is known. Ours is the whole service with
-its shipped CPU engine, from the first document accepted to the last processed; OCRmyPDF reads
+The files are the corpus' scans and pictures whose text is known. The service runs whole with
+its default CPU engine, from the first document accepted to the last processed; OCRmyPDF reads
 the same files in the same run, as many at once as there are cores, so that both keep the machine
 busy. Recall: the share of the true words that were found on their page, in any order. Prints a
 table and writes benchmarks/results/scans.json.
@@ -75,7 +75,7 @@ def read_by_service(stack: Stack, scans: Sequence[Scan]) -> Reading:
 
 
 def read_by_ocrmypdf(name: str, scans: Sequence[Scan], *options: str) -> Reading | None:
-    """None where it is not installed."""
+    """Return None if it is not installed."""
     if shutil.which(OCRMYPDF[0]) is None:
         return None
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:

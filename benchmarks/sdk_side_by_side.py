@@ -152,7 +152,7 @@ class GivenLayout:
         self._fails = fails
 
     async def find(self, jpeg: bytes) -> PageLayout:  # noqa: ARG002
-        """The same boxes for every page. Raises LayoutUnavailable where it is to fail."""
+        """The same boxes for every page. Raises LayoutUnavailable if it is to fail."""
         if self._fails:
             raise LayoutUnavailable("The layout model crashed.")
         return PageLayout(self._boxes, "given")
@@ -165,7 +165,7 @@ class Kept:
         self.results: dict[int, PageResult] = {}
 
     async def begin_page(self, number: int) -> None:
-        """Nobody else wants it."""
+        """Nothing: no other client uses it."""
 
     async def require_lease(self) -> None:
         """Always."""
@@ -270,15 +270,15 @@ def compare_case(
 ) -> Compared:
     layout = GivenLayout([block.box for block in blocks], fails=False)
     _, results = asyncio.run(read(our_settings(server), file, layout))
-    ours = _by_number(server.take())
+    own = _by_number(server.take())
     theirs = {block.number: all_theirs[block.number] for block in blocks
               if block.number in all_theirs}  # fmt: skip
-    pairs = [(theirs[number], ours[number]) for number in sorted(theirs.keys() & ours.keys())]
+    pairs = [(theirs[number], own[number]) for number in sorted(theirs.keys() & own.keys())]
     markdown = results[1].markdown
     return Compared(
         case=name,
         regions=len(pairs),
-        same_prompts=theirs.keys() == ours.keys() and all(a.prompt == b.prompt for a, b in pairs),
+        same_prompts=theirs.keys() == own.keys() and all(a.prompt == b.prompt for a, b in pairs),
         largest_side_difference=max(side_difference(a.picture, b.picture) for a, b in pairs),
         grey_levels=round(max(grey_difference(a.picture, b.picture) for a, b in pairs), 2),
         same_markdown=markdown == theirs_markdown,
@@ -322,8 +322,8 @@ def report_fault(python: Path, server: ScriptedServer, fault: Fault, folder: Pat
     server.script = lambda asked: fault.answer(asked) or own(asked)
     boxes = [block.box for block in pages[0]]
     theirs = sdk.run(python, sdk.SdkJob(server.port, [file], [boxes], fault.layout_fails))
-    ours = _ours_in_words(server, file, GivenLayout(boxes, fails=fault.layout_fails))
-    return Reported(fault.name, _theirs_in_words(theirs), ours)
+    own = _ours_in_words(server, file, GivenLayout(boxes, fails=fault.layout_fails))
+    return Reported(fault.name, _theirs_in_words(theirs), own)
 
 
 def _theirs_in_words(answer: sdk.SdkAnswer) -> str:

@@ -1,13 +1,13 @@
-"""How full other projects' clients and ours keep the same server over the same pages.
+"""How full this service and other projects' clients keep the same server over the same pages.
 
     python -m benchmarks.simulated_peers --sdk-python PATH --olmocr-python PATH
 
-The server is the report's (simulated_batch.py), a process of its own, with vLLM's gauges and its
-time unscaled; every client gets a fresh one, whose answers are as long as for the others. Ours is
-the real OCR worker as shipped over documents that wait in the queue: cold just after its start,
-warm over the same pages again. The glmocr SDK is given one box a page, the whole of it, for
-nothing; it gets all documents in one call, and one document a call. olmocr is its own command
-line. So each client sends one request a page.
+The server is the report's (tests/simulators), a process of its own, with vLLM's gauges and its
+time unscaled; every client gets a fresh one, whose answers are as long as for the others. The
+service is the real OCR worker with its defaults over documents that wait in the queue: cold just
+after its start, warm over the same pages again. The glmocr SDK is given one box for each page, all
+of it, without computing it; it gets all documents in one call, and one document for each call.
+olmocr is its own command line. So each client sends one request a page.
 A run is whole, its tail included: from the first request at the server to the last answer. The
 server's limit is what a fresh one takes for as many pages that all come at once. Memory is the
 most of the client's process tree. Prints a table and writes results/simulated_peers.json.
@@ -83,7 +83,7 @@ class Outcome:
 
     @property
     def wrong(self) -> str:
-        """What became of pages that were not asked for and answered just once."""
+        """The pages that were not asked for and answered exactly once."""
         counts = {
             "lost": self.pages - self.answered,
             "doubled": self.asked - self.pages,
@@ -220,7 +220,7 @@ def compare(peers: Peers, documents: int, pages: int) -> None:
 
 def _end(results: dict[str, Outcome], peers: Peers, load: float, size: tuple[int, int]) -> None:
     service = results[WARM].trees[SERVICE]
-    print(f"The whole service beside ours, PostgreSQL and Valkey included: {service.mib:.0f} MiB")
+    print(f"Whole service with the worker, PostgreSQL and Valkey included: {service.mib:.0f} MiB")
     if peers.missing:
         print(f"Not kept, for some are absent: {peers.missing}")
         return

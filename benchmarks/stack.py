@@ -1,6 +1,6 @@
 """The whole service on servers of its own, for benchmarks and `make corpus`: one a process.
 
-The same programs as `rag-service up` starts, on free ports and a folder that is thrown away.
+The same programs as `rag-service up` starts, on free ports and a temporary folder.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class Stack:
         return check_options(self.settings, ocr=ocr, priority=priority)
 
     def take_in(self, path: Path, options: IntakeOptions) -> str:
-        """Hand a file to intake; the document's id."""
-        with IncomingFile(self.settings) as spool:
+        """Hand a file to intake; return the document's id."""
+        with IncomingFile(self.settings) as incoming:
             with path.open("rb") as file:
-                spool.copy_from(file)
-            return accept(self.settings, self._store, spool, path.name, options).id
+                incoming.copy_from(file)
+            return accept(self.settings, self._store, incoming, path.name, options).id
 
     def view(self, document_id: str) -> DocumentView:
         view = document_queries.get_document(document_id, self.settings.ocr.base_url)
@@ -116,10 +116,10 @@ class Stack:
 
 
 def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The function's result from a fresh process of its own.
+    """Return the function's result from a fresh process of its own.
 
     For one stack after another, since connections to a database outlive the stack they were for,
-    and for what must have nothing of ours in its way.
+    and for code that must run without the service's modules.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(function, *args, **kwargs).result()

@@ -8,7 +8,7 @@ memory flat. `one` and `warm`: 155 pages and 1,500 by workers that begin with wh
 right; `warm` should take at most 1.03 times the server's own time, that of one always given enough.
 
 Each case has a service and a server of its own, the server another process on loopback with its
-time unscaled; but at `many` the queue is let go when all documents wait in it. The pages
+time unscaled; but at `many` the queue is released when all documents wait in it. The pages
 are scans of few pixels, no two alike, sent whole at the shipped resolution: they cost less CPU
 than real ones, so that two cores feed six a second beside server and database. Prints tables; a
 run of all cases without a fault writes results/workload.json.
@@ -46,13 +46,13 @@ BEHIND_AT = (1, 5, 9, 10)
 # Every case ends far earlier; beyond this pages are lost.
 CASE_SECONDS, END_SECONDS = 900.0, 60.0
 MOST_OVER_OWN = 1.03
-# Memory counts as flat where the last quarter of a run has at most so much more than the first.
+# Memory counts as flat if the last quarter of a run has at most this factor of the first.
 FLAT = 1.10
 
 
 @dataclass(frozen=True)
 class Case:
-    """Documents by their pages. `held`: let go at once when all wait; `interactive`: pages of one
+    """Documents by their pages. `held`: released at once when all wait; `interactive`: pages of one
     more document, handed in when half of the others' pages are read.
     """
 
@@ -116,7 +116,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a case and of the server by itself.
+    """Seconds of a case and of the server alone.
 
     `server`: from the first request to the last answer; `service`: from letting the queue go to
     the end of the last document; `own`: of a server that has all pages from the start. `behind`:
@@ -185,7 +185,7 @@ class Feeding:
         self.looks: list[Look] = []
 
     def run(self) -> float:
-        """Everything handed in and read; when the queue was let go. Raises TimeoutError."""
+        """Hand in and read everything; return when the queue was released. Raises TimeoutError."""
         began = time.time()
         with self._stack.held_back(OCR) if self._case.held else nullcontext():
             self._hand_in(self._scans[: len(self._case.sizes)], "bulk")

@@ -1,4 +1,4 @@
-"""What workers do to the knowledgebase, step by step and without Celery. Used by tests."""
+"""What workers do to the knowledgebase, step by step and without Celery."""
 
 from __future__ import annotations
 

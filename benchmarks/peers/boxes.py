@@ -1,4 +1,4 @@
-"""Layouts that stand in for a layout model's findings. Used by feed.py and peers/clients.py."""
+"""Layouts that replace a layout model's findings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Clients of an OCR server over the same documents: the real OCR worker, the glmocr SDK, olmocr.
-
-Used by benchmarks/feed.py and benchmarks/simulated_peers.py.
-"""
+"""Clients of an OCR server over the same documents: the real OCR worker, the glmocr SDK, olmocr."""
 
 from __future__ import annotations
 
@@ -189,7 +186,7 @@ class Olmocr:
 
 
 def at_work(name: str, process: subprocess.Popen[bytes], requests: int) -> Run:
-    """A process that has begun by itself and ends by itself."""
+    """A process that needs no signal to begin and ends on its own."""
 
     def ended() -> bool:
         if process.poll():

@@ -1,7 +1,7 @@
 """An OCR server that answers at once and reads every byte: what is left is the client's own work.
 
 It stands in for a layout server too, with the same boxes for every page. Runs in a process of its
-own, whose CPU is nobody's. Used by benchmarks/feed.py.
+own, whose CPU is counted for no client.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pages of labelled blocks that a server can tell apart by their pictures, and what it reads.
 
-Used by benchmarks/sdk_side_by_side.py. A block's number stands in a row of black and white cells
+A block's number stands in a row of black and white cells
 across its upper part, so it is read from any crop of it at any size.
 """
 

@@ -1,7 +1,4 @@
-"""An OCR server that answers as it is told and keeps what it was asked.
-
-Used by benchmarks/sdk_side_by_side.py.
-"""
+"""An OCR server that gives prepared answers and keeps the requests it got."""
 
 from __future__ import annotations
 
@@ -130,7 +127,7 @@ class ScriptedServer:
 
 
 def _asked(body: dict[str, Any]) -> Asked | None:
-    """None where there is no picture: a greeting."""
+    """Return None if there is no picture: a first check."""
     content = body.pop("messages")[0]["content"]
     urls = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
     if not urls:

@@ -1,7 +1,4 @@
-"""Starts the glmocr SDK's process and reads what it gave back.
-
-Used by benchmarks/peers/clients.py and benchmarks/sdk_side_by_side.py.
-"""
+"""Starts the glmocr SDK's process and reads its result."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 class SdkJob:
     """Files for the SDK; `pages` are their boxes, page after page, from the first again after.
 
-    `draws`: whether it paints the boxes on each page, as it does unless told not to.
+    `draws`: whether it paints the boxes on each page, its default.
     `one_by_one`: a call for each file, not one for all.
     """
 
@@ -109,5 +106,5 @@ def _as_json(job: SdkJob) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without its settings; it also runs in an empty folder, for it looks for a .env file."""
+    """Return this environment without the SDK's settings; an empty folder keeps .env files out."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_ITS_OWN)}

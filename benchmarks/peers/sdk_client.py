@@ -1,6 +1,6 @@
 """Runs the glmocr SDK on files, with boxes that are given instead of a layout model.
 
-Started by peers/sdk.py with the Python of the SDK's own environment; imports nothing of ours.
+Runs with the Python of the SDK's own environment and imports nothing of this repository.
 Its argument is a job, and what the SDK returned is the last line of standard output, both as JSON:
 {"host", "port", "files", "pages": [[{"label", "bbox"}]], "layout_fails", "draws", "one_by_one"}
 and {"error", "results": [{"markdown", "pages"}]}.

@@ -1,7 +1,4 @@
-"""The simulated server as a process of its own, its time unscaled.
-
-Used by benchmarks/workload.py and benchmarks/simulated_peers.py.
-"""
+"""The simulated server as a process of its own, its time unscaled."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def simulated(name: str) -> Iterator[Simulated]:
 
 
 def own_answers(rates: Rates, pages: int) -> list[float]:
-    """When a fresh server answers each of so many pages, always given enough: its own time.
+    """Return when a fresh server answers each page if it always has enough: its own time.
 
     Half as many wait as it has slots: no slot idles, and its front end is not choked by all pages
     side by side.

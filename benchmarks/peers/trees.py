@@ -1,7 +1,4 @@
-"""What processes and all they started cost: CPU so far, memory now.
-
-Used by benchmarks/feed.py and benchmarks/simulated_peers.py.
-"""
+"""The cost of processes and all their children: CPU so far, memory now."""
 
 from __future__ import annotations
 

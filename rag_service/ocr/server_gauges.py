@@ -1,7 +1,6 @@
-"""What an OCR server says of its own batch, under vLLM's or SGLang's names.
+"""Gauges of an OCR server's batch, under vLLM's or SGLang's names.
 
-Used by the limiter, the sampler, the probe and the RunPod handler. A server that shows no gauges
-gives None, and everything works without.
+A server without gauges gives None, and everything works without them.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _SECONDS = 5.0
 _RUNNING = ("sglang:num_running_reqs", "vllm:num_requests_running")
 _WAITING = ("sglang:num_queue_reqs", "vllm:num_requests_waiting")
 _CACHE_USE = ("sglang:token_usage", "vllm:kv_cache_usage_perc")
-# Tokens taken in and given out since the server's start: its throughput, smooth from the first
-# second, where ended requests come in lumps.
+# Tokens taken in and generated since the server's start. They show its throughput from the first
+# second, while answers come in lumps.
 _TOKENS = (
     ("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
     ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
@@ -40,20 +39,20 @@ class ServerGauges:
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What a server says once: the requests it can batch, and its version."""
+    """Limits that do not change: the requests a server can batch, and its version."""
 
     slots: int | None = None
     version: str | None = None
 
 
 async def read_gauges(http: httpx.AsyncClient) -> ServerGauges | None:
-    """The gauges now; None where the server shows none or does not answer."""
+    """Return the gauges now, or None if the server shows none or does not answer."""
     answer = await _ask(http, "/metrics")
     return None if answer is None else parse_gauges(answer.text)
 
 
 async def read_limits(http: httpx.AsyncClient) -> ServerLimits:
-    """What SGLang says in /server_info and vLLM in /version; empty for others."""
+    """Return what SGLang reports in /server_info and vLLM in /version; empty for others."""
     info = _json(await _ask(http, "/server_info"))
     slots, version = info.get("max_running_requests"), info.get("version")
     if version is None:
@@ -64,7 +63,7 @@ async def read_limits(http: httpx.AsyncClient) -> ServerLimits:
 
 
 def parse_gauges(text: str) -> ServerGauges | None:
-    """The gauges in Prometheus's text form, summed over labels; None without the first of them."""
+    """Return the gauges from Prometheus text, summed over labels; None without running requests."""
     values: dict[str, list[float]] = defaultdict(list)
     for line in text.splitlines():
         found = _LINE.match(line)
@@ -78,7 +77,7 @@ def parse_gauges(text: str) -> ServerGauges | None:
 
 
 def _count(text: str) -> float | None:
-    """None for what no server can have counted."""
+    """Return None for a value that no server can have counted."""
     try:
         value = float(text)
     except ValueError:

@@ -36,7 +36,7 @@ class DoublingPhase:
     def _shows_batching(self) -> bool:
         """Whether an unknown server may be sent twice the first few requests at once.
 
-        All processes see that at the same time, whoever sent the requests.
+        All processes see that at the same time, whichever process sent the requests.
         """
         state = self._state
         gauges = state.samples.newest_gauges
