@@ -71,7 +71,7 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
     known = list(known)
     leaf = name.rpartition(".")[2]
     same_leaf = [one for one in known if "." in name and one.endswith(f".{leaf}")]
-    similar = difflib.get_close_matches(name, known, n=2, cutoff=0.75)
+    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return list(dict.fromkeys([*similar, *same_leaf]))[:2]
 
 
