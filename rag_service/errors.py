@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 
 
 class RagServiceError(Exception):
-    """The base of all our errors. `retryable`: the same request or a reprocess may succeed."""
+    """The base of all errors here. `retryable`: the same request, or a reprocess, may help."""
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False

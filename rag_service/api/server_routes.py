@@ -32,13 +32,15 @@ def servers(
         float, Query(ge=0, description="Also return the samples of this number of seconds.")
     ] = 0,
 ) -> ServerList:
-    """The newest sample of each server with its verdict: `starved`, `front_end_bound`,
-    `kv_bound`, `saturated`, `overloaded`, `serialising`, `idle`, `unknown`, and what to do.
+    """Return the newest sample of each server with its diagnosis and the remedy.
+
+    Diagnoses: `starved`, `front_end_bound`, `kv_bound`, `saturated`, `overloaded`,
+    `serialising`, `idle`, `unknown`.
     """
     newest = server_samples.latest(
         resources.settings.occupancy.fresh, resources.settings.page_server
     )
-    return ServerList(servers=[_view(judged, seconds) for judged in newest])
+    return ServerList(servers=[_view(diagnosed, seconds) for diagnosed in newest])
 
 
 def _view(newest: DiagnosedSample, seconds: float) -> ServerView:
@@ -49,7 +51,7 @@ def _view(newest: DiagnosedSample, seconds: float) -> ServerView:
         url=url,
         starved_since=alarm.since if alarm else None,
         latest=_sample(newest),
-        samples=[_sample(judged) for judged in before],
+        samples=[_sample(diagnosed) for diagnosed in before],
         limit_changes=[_change(change) for change in limit_changes.last_changes(url)],
     )
 
@@ -60,6 +62,6 @@ def _change(change: LimitChange) -> LimitChangeView:
     return LimitChangeView(**fields)
 
 
-def _sample(judged: DiagnosedSample) -> SampleView:
-    sample = judged.sample
-    return SampleView(**asdict(sample), in_flight_limit=sample.limit, **asdict(judged.diagnosis))
+def _sample(diagnosed: DiagnosedSample) -> SampleView:
+    sample = diagnosed.sample
+    return SampleView(**asdict(sample), in_flight_limit=sample.limit, **asdict(diagnosed.diagnosis))

@@ -89,7 +89,7 @@ def _find_inactive(document_id: str) -> StoredDocument:
     with begin() as connection:
         document = document_rows.find(connection, document_id)
     if document is None:
-        raise NotFound(f"There is no document {document_id}.")
+        raise NotFound(f"No document {document_id}.")
     if document.active:
         raise AlreadyActive()
     return document

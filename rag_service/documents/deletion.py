@@ -18,7 +18,7 @@ def cancel(document_id: str) -> bool:
     """Cancel the active run. Return False if no run is active. Raises NotFound."""
     with begin() as connection:
         if document_rows.find(connection, document_id) is None:
-            raise NotFound(f"There is no document {document_id}.")
+            raise NotFound(f"No document {document_id}.")
         return runs.cancel(connection, document_id, Cancelled())
 
 
@@ -29,7 +29,7 @@ def delete(document_id: str) -> None:
     """
     with begin() as connection:
         if not document_rows.mark_deleted(connection, document_id):
-            raise NotFound(f"There is no document {document_id}.")
+            raise NotFound(f"No document {document_id}.")
     # A second transaction: no new run can be added now, and a run is locked before its document.
     with begin() as connection:
         runs.cancel(connection, document_id, Cancelled())

@@ -89,7 +89,7 @@ def reprocess(
         unknown = unknown_ids(connection, selectors.ids)
         candidates = select_documents(connection, selectors, change.pages)
     if unknown:
-        raise NotFound(f"There is no document {', '.join(unknown)}.")
+        raise NotFound(f"No document {', '.join(unknown)}.")
     redone = []
     for candidate in candidates:
         redo = _reprocess_one(settings, candidate, change, dry_run=dry_run)

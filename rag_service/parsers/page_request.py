@@ -48,7 +48,7 @@ class PageInProgress:
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.model: str | None = None
-        self._began: float | None = None
+        self._started: float | None = None
         self._ended = 0.0
 
     def note_render(self, dpi: float, warnings: tuple[PdfWarning, ...]) -> None:
@@ -57,8 +57,8 @@ class PageInProgress:
 
     def note_request(self) -> None:
         """Note that a request for the page is sent."""
-        if self._began is None:
-            self._began = time.monotonic()
+        if self._started is None:
+            self._started = time.monotonic()
 
     def note_answer(self, answer: PageAnswer) -> None:
         """Note the model and the tokens of an answer."""
@@ -70,7 +70,7 @@ class PageInProgress:
     @property
     def seconds(self) -> float | None:
         """Seconds from the page's first request to its last answer."""
-        return None if self._began is None else round(max(0.0, self._ended - self._began), 3)
+        return None if self._started is None else round(max(0.0, self._ended - self._started), 3)
 
 
 class PageRequester:

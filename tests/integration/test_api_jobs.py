@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rag_service.jobs import remote_jobs
+from rag_service.jobs.remote_jobs import PollNote
 from rag_service.states import PostReason
 from tests.conftest import Api
 from tests.posts import again, held_run, live_job, read_page, settle
@@ -39,7 +40,7 @@ def posted() -> Any:
     reasons = {3: PostReason.SECOND_TRY, 4: PostReason.SECOND_TRY}
     settle(live_job(run, 3, 4), again(3), again(4), reasons=reasons, error_message="out of memory")
     job = live_job(run, 3, 4, reason=PostReason.SECOND_TRY)
-    remote_jobs.note_poll(job.id, next_in=9, status="IN_QUEUE", error="")
+    remote_jobs.note_poll(job.id, PollNote(next_in=9, status="IN_QUEUE", error=""))
     return run
 
 
