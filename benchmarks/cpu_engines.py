@@ -4,7 +4,7 @@
 
 The corpus is the argument, else RAG_CORPUS, else ../shared/corpus beside the repository. Every
 engine runs in a process of its own on the same pictures at 150 DPI; one that is not installed is
-shown with the command that installs it. `via` is how its text is put in order: "ours" is the
+shown with the command that installs it. `via` is how its text is put in order: "serve" is the
 server's own path (turning, reading order), `own` is the engine's. Prints a table and writes
 benchmarks/results/cpu_engines.json.
 """
@@ -153,8 +153,10 @@ class Candidate:
 
 
 CANDIDATES = (
-    Candidate("faster-paddle tiny", "ours", read_by_service, "tiny", "pip install faster-paddle"),
-    Candidate("faster-paddle small", "ours", read_by_service, "small", "pip install faster-paddle"),
+    Candidate("faster-paddle tiny", "serve", read_by_service, "tiny", "pip install faster-paddle"),
+    Candidate(
+        "faster-paddle small", "serve", read_by_service, "small", "pip install faster-paddle"
+    ),
     Candidate("faster-paddle tiny", "own", own, "tiny", "pip install faster-paddle"),
     Candidate("rapidocr small", "own", rapidocr, "", "pip install rapidocr onnxruntime"),
     Candidate("tesseract eng", "own", tesseract, "", "apt-get install tesseract-ocr"),
@@ -221,7 +223,7 @@ COLUMNS = ("recall", "recall_mean", "in_order", "recall_turned", "cpu_seconds", 
 
 
 def show(candidate: Candidate, result: dict[str, Any]) -> None:
-    head = f"{candidate.name:20} {candidate.via:5}"
+    head = f"{candidate.name:20} {candidate.via:7}"
     if "absent" in result:
         print(f"{head} absent: {result['absent']}")
         return
@@ -253,7 +255,7 @@ def compare(corpus: Path) -> None:
         upright = sum(not page.turned for page in pages)
         print(f"{upright} pages upright, {len(pages) - upright} turned, {DPI} DPI, "
               f"{os.cpu_count()} cores; medians")  # fmt: skip
-        print(f"{'engine':20} {'via':5}", *(f"{column:>13}" for column in COLUMNS))
+        print(f"{'engine':20} {'via':7}", *(f"{column:>13}" for column in COLUMNS))
         for index, candidate in enumerate(CANDIDATES):
             result = in_own_process(index, listing)
             show(candidate, result)
