@@ -187,7 +187,7 @@ def test_maintenance_takes_samples_beside_its_rounds(simulated, settings):
     )
     maintenance.round()
     maintenance._running["occupancy"].result(30)
-    maintenance._beside.shutdown()
+    maintenance._threads.shutdown()
     assert [judged.sample.url for judged in server_samples.latest(60)] == [server.url]
 
 

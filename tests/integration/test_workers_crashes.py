@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from rag_service.database import engine
-from rag_service.errors import ServiceUnreachable
+from rag_service.errors import DatabaseUnavailable
 from rag_service.jobs import server_state, wake_ups
 from rag_service.states import Stage
 from tests.fakes import ocr_server as fake
@@ -174,7 +174,7 @@ def test_a_message_delivered_twice_while_its_run_is_in_progress_does_nothing(ser
 def is_back():
     try:
         engine.ping()
-    except ServiceUnreachable:
+    except DatabaseUnavailable:
         return False
     return True
 
