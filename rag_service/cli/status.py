@@ -68,7 +68,7 @@ def _find(client: Client, document_id: str) -> DocumentView | None:
     try:
         return client.document(document_id)
     except NotFound:
-        typer.echo(f"rag-service: there is no document {document_id}.", err=True)
+        typer.echo(f"rag-service: No document {document_id}.", err=True)
         return None
 
 

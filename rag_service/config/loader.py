@@ -140,6 +140,8 @@ def _from_environment(option: Option) -> Any:
             continue
         if name != option.env:
             _warn_of_old_name(name, option.env)
+        elif option.old_env and os.environ.get(option.old_env):
+            _warn_of_ignored_name(option.old_env, option.env)
         return [part.strip() for part in value.split(",")] if option.is_list else value
     return None
 
@@ -160,6 +162,12 @@ def _warn_of_old_name(old: str, new: str) -> None:
     log.warning("%s is now %s; the old name still works", old, new)
 
 
+@cache
+def _warn_of_ignored_name(old: str, new: str) -> None:
+    """Log once per process that an old name was ignored because the new one is set too."""
+    log.warning("%s is ignored, because its new name %s is set too", old, new)
+
+
 def _own_file() -> Tree:
     """Return the user's own file, with the old keys of renamed options replaced."""
     own = os.environ.get(CONFIG_VARIABLE)
@@ -176,9 +184,11 @@ def _rename(tree: Tree, old: tuple[str, ...], option: Option) -> None:
     if not isinstance(section, dict) or old[-1] not in section:
         return
     value = section.pop(old[-1])
-    _warn_of_old_name(".".join(old), option.key)
     if value_at(tree, option.path) is None:
+        _warn_of_old_name(".".join(old), option.key)
         _put(tree, option.path, value)
+    else:
+        _warn_of_ignored_name(".".join(old), option.key)
 
 
 def _read_yaml(path: Path) -> Tree:

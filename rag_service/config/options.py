@@ -198,7 +198,8 @@ class OcrOptions(Section):
         "model shares the server."
     )
     max_in_flight: Count | None = common(
-        "Most requests that all processes together have open on the OCR server. If unset, no limit."
+        "Most requests that all processes together have open on the OCR server, but at least one "
+        "for each fork. If unset, no limit."
     )
     max_tokens: Count = common("Most tokens generated for a page.", env="OCR_MAX_TOKENS")
     dpi: Annotated[int, Field(ge=50, le=600)] = common(

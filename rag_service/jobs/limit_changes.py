@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
@@ -32,9 +32,11 @@ class LimitChange:
 
 
 def add(fork: str, url: str, counts: Mapping[ChangeReason, ChangeCount]) -> None:
-    """Add what a fork counted since its last report."""
+    """Add what a fork counted since its last report, the newest change last."""
     if not counts:
         return
+    # One report has one time; this keeps the order of its changes.
+    age = {reason: timedelta(milliseconds=n) for n, reason in enumerate(reversed(list(counts)))}
     rows = [
         {
             "url": url,
@@ -43,7 +45,7 @@ def add(fork: str, url: str, counts: Mapping[ChangeReason, ChangeCount]) -> None
             "old_limit": counted.old,
             "new_limit": counted.new,
             "fork": fork,
-            "changed_at": func.clock_timestamp(),
+            "changed_at": func.clock_timestamp() - age[reason],
         }
         # One order in all forks, so that two of them cannot wait for each other's rows.
         for reason, counted in sorted(counts.items())

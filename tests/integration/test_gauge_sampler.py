@@ -336,3 +336,20 @@ def test_waiting_for_the_memory_guard_is_shown(simulated, sampler, api, make_pdf
     assert "memory guard" in take_sample(sampler(server.url)).diagnosis.sentence
     live_workers.heartbeat("o", Stage.OCR, 8)
     assert api.get(document_id)["waiting_for"] == "queue"
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [
+        (ChangeReason.STARTED, ChangeReason.BOUND),
+        (ChangeReason.BOUND, ChangeReason.STARTED),
+        (ChangeReason.DOUBLED, ChangeReason.BOUND, ChangeReason.DOUBLED),
+    ],
+)
+def test_the_newest_change_of_one_report_is_the_first_that_is_shown(settings, reasons):
+    changes = ChangeLog()
+    for number, reason in enumerate(reasons):
+        changes.add(float(number), float(number + 1), reason)
+    limit_changes.add("a-fork", "http://127.0.0.1:1", changes.take())
+    newest = limit_changes.last_changes("http://127.0.0.1:1")[0]
+    assert (newest.reason, newest.new) == (reasons[-1], float(len(reasons)))

@@ -502,10 +502,13 @@ def test_the_new_key_wins_over_the_old_one(own_file):
     assert load_settings().worker.idle_restart_after == 8
 
 
-def test_the_new_variable_wins_over_the_old_one(monkeypatch):
+def test_the_new_variable_wins_over_the_old_one(monkeypatch, caplog):
+    loader._warn_of_ignored_name.cache_clear()
     monkeypatch.setenv("RAG_SERVICE_WORKER_DEAF_AFTER", "7")
     monkeypatch.setenv("RAG_SERVICE_WORKER_IDLE_RESTART_AFTER", "8")
     assert load_settings().worker.idle_restart_after == 8
+    assert "RAG_SERVICE_WORKER_DEAF_AFTER is ignored" in caplog.text
+    assert "still works" not in caplog.text
 
 
 def test_an_old_variable_wins_over_the_new_key_in_a_file(monkeypatch, own_file):

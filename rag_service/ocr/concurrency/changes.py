@@ -66,11 +66,12 @@ class ChangeLog:
         """Log the change, at DEBUG if it is a trial, and count it."""
         level = logging.DEBUG if reason.is_trial else logging.INFO
         log.log(level, "Requests in flight%s: %.1f -> %.1f, %s", self._at(), old, new, reason)
-        before = self._counts.get(reason)
+        # The newest change stands last, as take() promises.
+        before = self._counts.pop(reason, None)
         self._counts[reason] = ChangeCount(1 + (before.count if before else 0), old, new)
 
     def take(self) -> dict[ChangeReason, ChangeCount]:
-        """Return the counts since the last call and start again at zero."""
+        """Return the counts since the last call, the newest change last, and start at zero."""
         taken, self._counts = self._counts, {}
         return taken
 
