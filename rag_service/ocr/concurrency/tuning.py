@@ -1,4 +1,4 @@
-"""The constants of the search for the number in flight, with units and where each comes from.
+"""The constants of the search for the number in flight, with units and sources.
 
 Sources, as named in the comments:
 - occupancy: chosen by trying values in `python -m benchmarks.occupancy` and in the tests'
