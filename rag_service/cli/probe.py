@@ -88,7 +88,7 @@ def _server(settings: Settings, url: str, model: str | None) -> OcrOptions:
     """Return the OCR settings with this server's URL and model. Raises ConfigurationError."""
     from pydantic import ValidationError
 
-    from rag_service.config.loader import message_of
+    from rag_service.config.explanations import message_of
 
     known = dict(settings.ocr)
     changed = {"base_url": url, "model": model or settings.ocr.model}

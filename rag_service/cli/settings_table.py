@@ -18,6 +18,9 @@ Every default is in `config.yaml`. Your own file, named by `RAG_SERVICE_CONFIG` 
 merged over it, and the environment wins over both. An empty variable counts as unset. Secrets come
 from the environment or from a file named by `NAME_FILE`, never from a config file.
 
+A plain number is a number of seconds, bytes or MiB, as the meaning says. Times may have a unit
+(`500ms`, `30s`, `5min`, `2h`, `1d`, `1h30m`), and so may sizes (`500MB`, `1GB`, `2GiB`).
+
 `make settings` writes this page. The options under "expert" rarely need a change."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rag_service.config.option_list import PREFIXES, Option, near_names, option_of, options
+from rag_service.config.explanations import did_you_mean, explain, near_variables
+from rag_service.config.option_list import PREFIXES, Option, option_of, options
 from rag_service.config.options import Settings
 from rag_service.errors import ConfigurationError
 from rag_service.states import LayoutMode
@@ -25,8 +26,6 @@ log = logging.getLogger(__name__)
 
 PACKAGED_CONFIG = Path(__file__).with_name("config.yaml")
 CONFIG_VARIABLE = "RAG_SERVICE_CONFIG"
-# Pydantic's type of error for a key that is not in the tree.
-_UNKNOWN_KEY = "extra_forbidden"
 
 Tree = dict[str, Any]
 
@@ -48,7 +47,7 @@ def load_settings() -> Settings:
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
-        raise ConfigurationError(_explain(error)) from error
+        raise ConfigurationError(explain(error)) from error
 
 
 def packaged_defaults() -> Tree:
@@ -70,16 +69,20 @@ def is_chosen(key: str) -> bool:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the names with a prefix of rag_service that are not settings."""
+    """Return the names that are not settings but look like one: by prefix, or nearly the same."""
     known = _known_variables()
-    return sorted(n for n in environment if n.startswith(PREFIXES) and n not in known)
+    return sorted(
+        name
+        for name in environment
+        if name not in known and (name.startswith(PREFIXES) or near_variables(name))
+    )
 
 
 def warn_of_unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Log each of unknown_variables() with the names that may have been meant."""
     unknown = unknown_variables(environment)
     for name in unknown:
-        hint = _did_you_mean(near_names(name, _known_variables()))
+        hint = did_you_mean(near_variables(name))
         log.warning("The variable %s is not a setting of rag_service.%s", name, hint)
     return unknown
 
@@ -112,12 +115,6 @@ def warn_of_doubtful_settings(settings: Settings) -> None:
             "some pages, and text outside them is lost. Set layout.model to pp_doclayout_v3 "
             "(RAG_SERVICE_LAYOUT_MODEL), or ocr.layout to auto (RAG_SERVICE_OCR_LAYOUT)."
         )
-
-
-def message_of(problem: Mapping[str, Any]) -> str:
-    """Return pydantic's message about a value, without its own name for the kind of error."""
-    message: str = problem["msg"]
-    return message.removeprefix("Value error, ")
 
 
 def _known_variables() -> set[str]:
@@ -231,33 +228,3 @@ def _refuse_secrets(own: Tree) -> None:
                 f"{option.key}: a secret does not belong in a config file. "
                 f"Set {option.env}, or {option.env}_FILE to a file that contains it."
             )
-
-
-def _explain(error: ValidationError) -> str:
-    by_key = {option.key: option for option in options()}
-    lines = []
-    for problem in error.errors():
-        parts = [str(part) for part in problem["loc"]]
-        option = next((by_key[key] for key in _prefixes(parts) if key in by_key), None)
-        if option:
-            lines.append(f"{option.key}: {message_of(problem)} (environment: {option.env})")
-        elif problem["type"] == _UNKNOWN_KEY:
-            lines.append(_explain_unknown_key(".".join(parts)))
-        else:
-            lines.append(f"{'.'.join(parts)}: {message_of(problem)}")
-    return "Bad settings: " + "; ".join(dict.fromkeys(lines))
-
-
-def _explain_unknown_key(key: str) -> str:
-    sections = {option.path[0] for option in options()}
-    near = near_names(key, [*(option.key for option in options()), *sorted(sections)])
-    return f"{key}: unknown setting.{_did_you_mean(near)}"
-
-
-def _did_you_mean(names: list[str]) -> str:
-    return f" Did you mean {' or '.join(names)}?" if names else ""
-
-
-def _prefixes(parts: list[str]) -> Iterator[str]:
-    for end in range(len(parts), 0, -1):
-        yield ".".join(parts[:end])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_args, get_origin
@@ -42,8 +41,8 @@ class Option:
     @property
     def old_env(self) -> str | None:
         """The variable before the option was renamed, or None if it has the same name."""
-        old = _derived_env(self.old_path) if self.old_path else None
-        return old if self.env == _derived_env(self.path) else None
+        old = derived_env(self.old_path) if self.old_path else None
+        return old if self.env == derived_env(self.path) else None
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -63,18 +62,6 @@ def option_of(key: str) -> Option:
     return {option.key: option for option in options()}[key]
 
 
-def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return up to two known names that may have been meant, the best first.
-
-    A key with the right last part in the wrong section counts.
-    """
-    known = list(known)
-    leaf = name.rpartition(".")[2]
-    same_leaf = [one for one in known if "." in name and one.endswith(f".{leaf}")]
-    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    return list(dict.fromkeys([*similar, *same_leaf]))[:2]
-
-
 def _walk(section: type[Section], path: tuple[str, ...]) -> Iterator[Option]:
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
@@ -87,7 +74,7 @@ def _option(section: type[Section], path: tuple[str, ...], field: FieldInfo) -> 
     extra: Any = field.json_schema_extra
     return Option(
         path=path,
-        env=extra["env"] or _derived_env(path),
+        env=extra["env"] or derived_env(path),
         description=field.description or "",
         area=section.area,
         expert=extra["expert"],
@@ -97,7 +84,8 @@ def _option(section: type[Section], path: tuple[str, ...], field: FieldInfo) -> 
     )
 
 
-def _derived_env(path: tuple[str, ...]) -> str:
+def derived_env(path: tuple[str, ...]) -> str:
+    """Return the variable of an option that has no name of its own."""
     return "RAG_SERVICE_" + "_".join(path).upper()
 
 

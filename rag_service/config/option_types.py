@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from rag_service.config.hosts import is_loopback
+from rag_service.config.units import parse_bytes, parse_mebibytes, parse_seconds
 from rag_service.states import LAYOUT_LABELS
 
 # A larger number is a typing error: no server batches that many requests, no machine has that
@@ -94,9 +95,12 @@ def _check_label(name: str) -> str:
 
 Folder = Annotated[Path, BeforeValidator(_expand_home)]
 SocketPath = Annotated[Folder, AfterValidator(_check_socket_path)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0, allow_inf_nan=False)]
+SecondsOrZero = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)]
+Mebibytes = Annotated[int, BeforeValidator(parse_mebibytes), Field(ge=1)]
 Forks = Annotated[int, Field(ge=1, le=_MAX_AT_ONCE)]
 CountOrAuto = Annotated[Count | Literal["auto"], BeforeValidator(_check_count_or_auto)]
 Url = Annotated[str, AfterValidator(_normalise_url)]

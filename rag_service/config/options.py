@@ -10,15 +10,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from rag_service.config.option_types import (
+    Bytes,
     Count,
     CountOrAuto,
     EndpointId,
     Folder,
     Forks,
     Labels,
+    Mebibytes,
     Port,
     PrivateUrl,
     Seconds,
+    SecondsOrZero,
     SecretPrivateUrl,
     ServerUrl,
     SocketPath,
@@ -123,7 +126,7 @@ class LimitsOptions(Section):
 
     area = "Intake"
 
-    max_bytes: Count = common("Largest accepted file, in bytes.")
+    max_bytes: Bytes = common("Largest accepted file, in bytes.")
     max_pages: Count = common("Most pages of a document.")
     max_backlog: Count = common("Waiting documents above which uploads get 503.")
 
@@ -155,14 +158,14 @@ class PdfOptions(Section):
     crop_max_side: Annotated[int, Field(ge=448)] = expert(
         "Longest side of a crop, in pixels; at least 448."
     )
-    raster_cache_mib: Count = expert(
+    raster_cache_mib: Mebibytes = expert(
         "MiB of rendered pages that a render child keeps for crops that are still to be cut."
     )
     trust_hidden_text: bool = common(
         "Keep the invisible text over a scan instead of reading the picture."
     )
     child_max_documents: Count = expert("Documents after which a render child is replaced.")
-    child_max_mib: Count = expert("MiB of memory at which a render child is replaced.")
+    child_max_mib: Mebibytes = expert("MiB of memory at which a render child is replaced.")
     downsample_oversized: bool = common(
         "Shrink the pictures of a scan that is too large for a RunPod job.",
         env="GLMOCR_DOWNSAMPLE_OVERSIZED",
@@ -255,9 +258,9 @@ class LayoutOptions(Section):
     )
     threads: Annotated[int, Field(ge=0)] = expert("Threads of the model. 0: one per core.")
     batch_size: Count = expert("Most pictures in a batch of the model.")
-    batch_wait: Annotated[float, Field(ge=0)] = expert("Seconds to wait for a fuller batch.")
+    batch_wait: SecondsOrZero = expert("Seconds to wait for a fuller batch.")
     max_waiting: Count = expert("Waiting requests above which new ones get 429.")
-    max_body_bytes: Count = expert("Largest picture that the layout server accepts, in bytes.")
+    max_body_bytes: Bytes = expert("Largest picture that the layout server accepts, in bytes.")
     outage_limit: Seconds = expert(
         "Seconds without a response of the layout server after which a page fails.",
         was="layout.patience",
@@ -291,7 +294,7 @@ class RunPodOptions(Section):
     api_key: SecretStr | None = common("RunPod's API key.", env="RUNPOD_API_KEY")
     connect_timeout: Seconds = expert("Seconds to connect to RunPod.")
     request_timeout: Seconds = expert("Seconds without data after which a request is given up.")
-    max_body_bytes: Count = expert(
+    max_body_bytes: Bytes = expert(
         "Largest JSON body of a job, in bytes; RunPod accepts 10,000,000."
     )
     max_pages_per_job: Count = common("Most pages of a job.")
@@ -351,10 +354,10 @@ class HandlerOptions(Section):
         "Seconds without a heartbeat after which another worker takes over a request's work."
     )
     progress_every: Seconds = expert("Seconds between progress updates of a job.")
-    max_output_bytes: Count = expert(
+    max_output_bytes: Bytes = expert(
         "Largest response of a job, in bytes; RunPod accepts 10,000,000."
     )
-    max_document_bytes: Count = expert(
+    max_document_bytes: Bytes = expert(
         "Largest document of a job, downloaded or unzipped, in bytes."
     )
     download_timeout: Seconds = expert("Seconds to download a document from its URL.")
@@ -372,7 +375,7 @@ class CpuOcrOptions(Section):
     )
     threads: Annotated[int, Field(ge=0)] = expert("Threads of the engine. 0: one per core.")
     max_pixels: Count = expert("Most pixels of a picture that the CPU OCR server reads.")
-    max_body_bytes: Count = expert("Largest request that the CPU OCR server accepts, in bytes.")
+    max_body_bytes: Bytes = expert("Largest request that the CPU OCR server accepts, in bytes.")
 
 
 class PrepareOptions(Section):
@@ -390,7 +393,7 @@ class RetryOptions(Section):
 
     area = PrepareOptions.area
 
-    waits: list[Annotated[float, Field(ge=0)]] = expert("Seconds between the requests of a page.")
+    waits: list[SecondsOrZero] = expert("Seconds between the requests of a page.")
     jitter: Annotated[float, Field(ge=0, lt=1)] = expert(
         "Random change of each wait, ± this share of it; below 1."
     )
@@ -502,7 +505,7 @@ class MemoryGuardOptions(Section):
         "Start no more OCR while this machine is short of memory. For machines whose GPU shares "
         "the machine's memory."
     )
-    min_available_mib: Count = common(
+    min_available_mib: Mebibytes = common(
         "MiB of available memory below which the machine is short of memory.",
         was="memory_guard.least_available_mib",
     )

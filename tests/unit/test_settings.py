@@ -1,6 +1,5 @@
 """Settings: one tree, one place for defaults, the environment wins, secrets are not shown."""
 
-import logging
 import os
 import re
 from pathlib import Path
@@ -23,7 +22,6 @@ from rag_service.config.loader import (
     unknown_variables,
     value_at,
     warn_of_doubtful_settings,
-    warn_of_unknown_variables,
 )
 from rag_service.config.option_list import options
 from rag_service.config.options import Section, Settings
@@ -360,29 +358,6 @@ def test_only_secrets_have_a_file_form(monkeypatch, tmp_path):
     assert load_settings().ocr.dpi == 150
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("OCR_WORKER_CONCURENCY", "OCR_WORKER_CONCURRENCY"),
-        ("GLMOCR_BASEURL", "GLMOCR_BASE_URL"),
-        ("RAG_SERVICE_DATADIR", "RAG_SERVICE_DATA_DIR"),
-        ("RAG_SERVICE_OCR_DPI_FILE", "RAG_SERVICE_OCR_DPI"),
-    ],
-)
-def test_an_unknown_variable_is_warned_about_with_a_suggestion(caplog, name, meant):
-    with caplog.at_level(logging.WARNING):
-        assert warn_of_unknown_variables({name: "1"}) == [name]
-    assert name in caplog.text
-    assert f"Did you mean {meant}" in caplog.text
-
-
-def test_known_and_foreign_variables_are_not_warned_about(caplog):
-    known = {name: "1" for option in options() for name in option.variables}
-    foreign = {"PATH": "1", "MY_RAG_SERVICE_X": "1", "OCRA": "1", "RAG_SERVICE_CONFIG": "x"}
-    assert warn_of_unknown_variables(known | foreign) == []
-    assert not caplog.records
-
-
 def test_loaded_settings_cannot_be_changed():
     settings = load_settings()
     with pytest.raises(ValueError, match="frozen"):
@@ -519,7 +494,7 @@ def test_an_old_variable_wins_over_the_new_key_in_a_file(monkeypatch, own_file):
 
 def test_a_bad_value_under_an_old_name_is_reported_under_the_new_one(own_file):
     own_file("worker:\n  deaf_after: soon\n")
-    with pytest.raises(ConfigurationError, match=r"worker\.idle_restart_after: .*number"):
+    with pytest.raises(ConfigurationError, match=r"worker\.idle_restart_after: must be seconds"):
         load_settings()
 
 
@@ -528,19 +503,3 @@ def test_children_get_the_new_names():
     assert current_names(given) == {"RAG_SERVICE_WORKER_IDLE_RESTART_AFTER": "7", "HOME": "/h"}
     both = given | {"RAG_SERVICE_WORKER_IDLE_RESTART_AFTER": "8"}
     assert current_names(both)["RAG_SERVICE_WORKER_IDLE_RESTART_AFTER"] == "8"
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("ocr:\n  dpy: 300\n", "ocr.dpy: unknown setting. Did you mean ocr.dpi"),
-        ("ocr:\n  base-url: http://x\n", "Did you mean ocr.base_url"),
-        ("api:\n  max_pages: 3\n", "Did you mean limits.max_pages"),
-        ("storge:\n  url: s3://x\n", "storge: unknown setting. Did you mean storage?"),
-        ("colour: red\n", "colour: unknown setting."),
-    ],
-)
-def test_an_unknown_key_is_refused_with_near_names(own_file, text, sentence):
-    own_file(text)
-    with pytest.raises(ConfigurationError, match=re.escape(sentence)):
-        load_settings()
