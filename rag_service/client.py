@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -19,6 +20,8 @@ from rag_service.errors import (
     OUTAGES,
     BacklogFull,
     ConfigurationError,
+    InvalidOptions,
+    NotFound,
     PageError,
     RagServiceError,
     ServiceUnreachable,
@@ -30,6 +33,7 @@ from rag_service.knowledgebase.views import (
     PageView,
     Redo,
     ServerView,
+    SummaryView,
     WholePageView,
 )
 from rag_service.runtime.http_client import describe_error
@@ -41,6 +45,9 @@ _ANSWER_SECONDS = 300.0
 _DOCUMENTS_PER_REQUEST = 100
 _PAGES_PER_REQUEST = 100
 _IDS_PER_REQUEST = 1000
+# Less than a whole id, which has 32 digits.
+_ID_PREFIX = re.compile(r"[0-9a-f]{4,31}")
+_CANDIDATES_SHOWN = 3
 # An upload is idempotent by its sha256, so it is safe to send it again.
 _RETRY_WAITS = (1.0, 3.0, 9.0)
 _BACKLOG_SECONDS = 10.0
@@ -85,8 +92,9 @@ class _Pages(BaseModel):
 class Client:
     """A client of the service at api.url; safe to use from several threads.
 
-    Every method raises the error class of the code that the service answers with, and
-    ServiceUnreachable.
+    Where a method takes a document's id, it also takes its first digits, at least 4, if no other
+    document has the same. Every method raises the error class of the code that the service answers
+    with, and ServiceUnreachable.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -157,7 +165,7 @@ class Client:
         return _parse(Sent, answer)
 
     def document(self, document_id: str) -> DocumentView:
-        return _parse(DocumentView, self._ask("GET", f"/documents/{_path_segment(document_id)}"))
+        return _parse(DocumentView, self._ask("GET", self._path(document_id)))
 
     def documents(self, filters: dict[str, str], limit: int) -> list[DocumentView]:
         """Return the newest documents that match the filters, at most `limit`."""
@@ -180,7 +188,7 @@ class Client:
         while True:
             answer = self._ask(
                 "GET",
-                f"/documents/{_path_segment(document_id)}/pages",
+                f"{self._path(document_id)}/pages",
                 params={"after": str(after), "limit": str(_PAGES_PER_REQUEST)},
             )
             batch = _parse(_Pages, answer)
@@ -190,33 +198,37 @@ class Client:
             after = batch.next_after
 
     def page(self, document_id: str, number: int) -> WholePageView:
-        path = f"/documents/{_path_segment(document_id)}/pages/{number}"
+        path = f"{self._path(document_id)}/pages/{number}"
         return _parse(WholePageView, self._ask("GET", path))
 
     def jobs(self, document_id: str) -> list[JobView]:
         """Return the jobs that were posted to RunPod for the document, oldest first."""
-        return _parse(_Jobs, self._ask("GET", f"/documents/{_path_segment(document_id)}/jobs")).jobs
+        return _parse(_Jobs, self._ask("GET", f"{self._path(document_id)}/jobs")).jobs
 
     def servers(self) -> list[ServerView]:
         """Return the OCR servers that maintenance sampled recently."""
         return _parse(_Servers, self._ask("GET", "/servers")).servers
 
+    def summary(self) -> SummaryView:
+        """Return what waits, the expected time for it, and the failed documents by cause."""
+        return _parse(SummaryView, self._ask("GET", "/summary"))
+
     def cancel(self, document_id: str) -> bool:
         """Cancel the active run. Return False if there was none."""
-        answer = self._ask("POST", f"/documents/{_path_segment(document_id)}/cancel")
+        answer = self._ask("POST", f"{self._path(document_id)}/cancel")
         return _parse(_CancelAnswer, answer).cancelled
 
     def delete(self, document_id: str) -> None:
-        self._ask("DELETE", f"/documents/{_path_segment(document_id)}")
+        self._ask("DELETE", self._path(document_id))
 
     def redo(self, document_id: str, changes: dict[str, Any]) -> Redo:
         """Reprocess one document; `changes` may contain a password."""
-        path = f"/documents/{_path_segment(document_id)}/reprocess"
+        path = f"{self._path(document_id)}/reprocess"
         return _parse(Redo, self._ask("POST", path, json=changes))
 
     def redo_many(self, selectors: dict[str, Any]) -> list[Redo]:
         """Reprocess the selected documents; `ids` may be of any length."""
-        ids = selectors.get("ids", [])
+        ids = [self._whole_id(one) for one in selectors.get("ids", [])]
         batches = [ids[i : i + _IDS_PER_REQUEST] for i in range(0, len(ids), _IDS_PER_REQUEST)] or [
             []
         ]
@@ -225,6 +237,29 @@ class Client:
             answer = self._ask("POST", "/reprocess", json=selectors | {"ids": batch})
             redone += _parse(_RedoList, answer).documents
         return redone
+
+    def _path(self, document_id: str) -> str:
+        """Return the document's path; the id is one segment of it, whatever was typed."""
+        return f"/documents/{quote(self._whole_id(document_id), safe='') or '-'}"
+
+    def _whole_id(self, typed: str) -> str:
+        """Return the id that begins with these digits; anything else unchanged.
+
+        Raises NotFound if no document has it, and InvalidOptions if several have.
+        """
+        if "/" in typed:
+            # Even quoted, it would be a path of two segments to the service.
+            raise NotFound(f"No document {typed}.")
+        if not _ID_PREFIX.fullmatch(typed):
+            return typed
+        found = [view.id for view in self.documents({"id_prefix": typed}, _CANDIDATES_SHOWN + 1)]
+        if not found:
+            raise NotFound(f"No document {typed}.")
+        if len(found) > 1:
+            shown = ", ".join(found[:_CANDIDATES_SHOWN])
+            more = ", …" if len(found) > _CANDIDATES_SHOWN else ""
+            raise InvalidOptions(f"Several documents begin with {typed}: {shown}{more}.")
+        return found[0]
 
     def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:
@@ -302,11 +337,6 @@ def _upload_name(path: Path) -> str:
     httpx escapes more characters than the standard, and the service could not undo that.
     """
     return "".join(letter if letter >= " " else " " for letter in path.name)
-
-
-def _path_segment(document_id: str) -> str:
-    """Return the id quoted as one segment of a path, whatever was typed."""
-    return quote(document_id, safe="") or "-"
 
 
 def _require_address(url: str) -> None:

@@ -208,6 +208,12 @@ def documents(
         ShortText | None,
         Query(description="Error code of the newest run.", examples=["encrypted_pdf"]),
     ] = None,
+    id_prefix: Annotated[
+        str | None,
+        Query(
+            pattern="^[0-9a-f]{4,32}$", description="First digits of the id.", examples=["0b1f5e0c"]
+        ),
+    ] = None,
     cursor: Annotated[str | None, Query(description="`next_cursor` of the previous page.")] = None,
     limit: Annotated[
         int, Query(ge=1, le=_MOST_LISTED, description="Documents on a page.")
@@ -216,7 +222,8 @@ def documents(
     """Return documents, newest first, one page at a time. All filters must match."""
     if error is not None:
         errors.require_outcome_code(error)
-    chosen = Filter(status, collection, error, _decode_cursor(cursor) if cursor else None)
+    after = _decode_cursor(cursor) if cursor else None
+    chosen = Filter(status, collection, error, after, id_prefix)
     found = list_documents(chosen, limit + 1, resources.ocr_server)
     shown = found[:limit]
     return DocumentList(

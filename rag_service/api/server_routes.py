@@ -1,4 +1,4 @@
-"""The route of the OCR servers: load and bottleneck of each."""
+"""The routes of the work as a whole: a summary, and the load of the OCR servers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,25 @@ from rag_service.api.resources import Resources
 from rag_service.jobs import limit_changes, server_samples
 from rag_service.jobs.limit_changes import LimitChange
 from rag_service.jobs.server_samples import DiagnosedSample
-from rag_service.knowledgebase.views import LimitChangeView, SampleView, ServerView
+from rag_service.knowledgebase import summary_queries
+from rag_service.knowledgebase.views import (
+    LimitChangeView,
+    SampleView,
+    ServerView,
+    SummaryView,
+)
 
 router = APIRouter(tags=["servers"], dependencies=[KNOWN_PARAMETERS_ONLY])
+
+
+@router.get(
+    "/summary",
+    summary="Work that waits and documents that failed",
+    responses=error_responses(),
+)
+def summary() -> SummaryView:
+    """Return what waits, the expected time for it, and the failed documents by cause."""
+    return summary_queries.summarise()
 
 
 class ServerList(BaseModel):

@@ -34,7 +34,16 @@ PasswordFile = Annotated[
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until every document is finished.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Document IDs.")]
+Ids = Annotated[
+    list[str], typer.Argument(metavar="ID", help="Document IDs, or their unique first digits.")
+]
+
+
+def complete_code(incomplete: str) -> list[str]:
+    """Return the error codes that begin like this, for the completion of a shell."""
+    from rag_service.errors import outcome_codes
+
+    return sorted(code for code in outcome_codes() if code.startswith(incomplete))
 
 
 def begin() -> Settings:

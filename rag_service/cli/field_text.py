@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ErrorView,
         PageCounts,
         ServerView,
+        SummaryView,
         WarningView,
     )
 
@@ -59,6 +60,12 @@ def state(view: DocumentView) -> str:
     if view.latest_run.status != view.status:
         parts.append(f"(newest run: {view.latest_run.status})")
     return " ".join(parts)
+
+
+def short_state(view: DocumentView) -> str:
+    """Return the status; the newest run's with a `*` if the text is incomplete or older."""
+    differs = view.incomplete or view.latest_run.status != view.status
+    return f"{view.latest_run.status}{'*' if differs else ''}"
 
 
 def waiting(view: DocumentView) -> str:
@@ -110,6 +117,33 @@ def status_counts(views: Iterable[DocumentView]) -> str:
     total = sum(counts.values())
     listed = ", ".join(f"{n} {status}" for status, n in counts.most_common())
     return counted(total, "document") + (f": {listed}" if listed else "")
+
+
+def waiting_work(summary: SummaryView) -> str:
+    """Return how many documents and pages wait and how long that takes, or "" if none waits."""
+    if not summary.documents_waiting and not summary.pages_waiting:
+        return ""
+    more = "more than " if summary.lower_bound else ""
+    text = f"Waiting: {more}{counted(summary.documents_waiting, 'document')}"
+    if summary.pages_waiting:
+        text += f", {counted(summary.pages_waiting, 'page')} for the OCR server"
+    if summary.documents_without_plan:
+        text += f"; {summary.documents_without_plan} not opened yet"
+    if summary.eta_seconds is not None and summary.pages_waiting:
+        text += f"; about {duration(summary.eta_seconds)} at the rate of the last minute"
+    return text + "."
+
+
+def failures(summary: SummaryView) -> list[tuple[str, str, str, str]]:
+    """Return code, number of documents, the command that selects them, and a message, by cause."""
+    return [
+        (
+            failure.code, str(failure.documents),
+            f"rag-service {'reprocess' if failure.retryable else 'status'} --error {failure.code}",
+            failure.example,
+        )
+        for failure in summary.failures
+    ]  # fmt: skip
 
 
 def page_ranges(numbers: Iterable[int]) -> str:

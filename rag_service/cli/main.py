@@ -28,6 +28,7 @@ from rag_service.cli import (
     status,
     up,
 )
+from rag_service.cli.command_help import PlainCommand, PlainGroup
 from rag_service.cli.output import note
 from rag_service.errors import (
     OUTAGES,
@@ -42,8 +43,8 @@ FAILED, WRONG_USAGE, UNREACHABLE = 1, 2, 3
 
 app = typer.Typer(
     name="rag-service",
+    cls=PlainGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Turn PDFs and scans into a searchable knowledgebase with page citations.",
@@ -62,6 +63,8 @@ for commands in (
     settings_table,
 ):
     commands.register(app)
+for registered in app.registered_commands:
+    registered.cls = PlainCommand
 
 
 def _show_version(wanted: bool) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -47,14 +49,20 @@ def print_table(
     Prints nothing if there are no rows. A line is never cut or wrapped, so that an ID can be
     copied whole.
     """
-    lines = [tuple(columns)]
-    lines += [tuple("" if cell is None else one_line(str(cell)) for cell in row) for row in rows]
+    lines = table_lines(columns, rows)
     stream = sys.stderr if to_stderr else sys.stdout
-    for line in _format_lines(lines, aligned=stream.isatty()) if len(lines) > 1 else ():
+    for line in format_lines(lines, aligned=stream.isatty()) if len(lines) > 1 else ():
         print(line, file=stream)
 
 
-def _format_lines(lines: list[tuple[str, ...]], *, aligned: bool) -> Iterator[str]:
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[tuple[str, ...]]:
+    """Return the head and the rows as cells of one line each; None is an empty cell."""
+    cells = [tuple("" if cell is None else one_line(str(cell)) for cell in row) for row in rows]
+    return [tuple(columns), *cells]
+
+
+def format_lines(lines: list[tuple[str, ...]], *, aligned: bool) -> Iterator[str]:
+    """Yield each line's text: cells padded to their columns, or separated by tabs."""
     if not aligned:
         yield from ("\t".join(line) for line in lines)
         return
@@ -64,6 +72,12 @@ def _format_lines(lines: list[tuple[str, ...]], *, aligned: bool) -> Iterator[st
     for line in lines:
         padded = (set_cell_size(*sized) for sized in zip(line, widths, strict=True))
         yield "  ".join(padded).rstrip()
+
+
+def print_lines(text: str) -> None:
+    """Print a sentence on stdout; on a terminal, wrapped at words to its width."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    print(textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False))
 
 
 def write_out(pieces: Iterable[str]) -> bool:

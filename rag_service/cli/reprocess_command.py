@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rag_service.cli import field_text
-from rag_service.cli.common_options import Json, Ocr, Parser, PasswordFile, Wait, begin
+from rag_service.cli.common_options import (
+    Json,
+    Ocr,
+    Parser,
+    PasswordFile,
+    Wait,
+    begin,
+    complete_code,
+)
 from rag_service.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -53,6 +61,7 @@ _Failed = Annotated[
 _Error = Annotated[
     str | None,
     typer.Option(
+        autocompletion=complete_code,
         help="Documents whose newest run, or a page of it, has this code.",
         rich_help_panel=_DOCUMENTS,
     ),
@@ -109,7 +118,8 @@ _DryRun = Annotated[
 
 def reprocess(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Document IDs.")
+        list[str] | None,
+        typer.Argument(metavar="ID", help="Document IDs, or their unique first digits."),
     ] = None,
     failed: _Failed = False,
     error: _Error = None,

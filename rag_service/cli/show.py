@@ -27,7 +27,9 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    document_id: Annotated[str, typer.Argument(metavar="ID", help="The document ID.")],
+    document_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The document ID, or its unique first digits.")
+    ],
     page: Annotated[int | None, typer.Option(min=1, help="Print only this page.")] = None,
     jobs: Annotated[
         bool, typer.Option("--jobs", help="Print the document's jobs on RunPod, not its text.")

@@ -1,28 +1,46 @@
-"""The command `status`: a table of documents, and a line for each OCR server."""
+"""The command `status`: documents, what waits, what failed by cause, and the OCR servers."""
 
 from __future__ import annotations
 
+import sys
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rag_service.cli import field_text
-from rag_service.cli.common_options import Collection, Json, open_client
-from rag_service.cli.output import one_line, print_json, print_table
-from rag_service.errors import NotFound
+from rag_service.cli.common_options import Collection, Json, complete_code, open_client
+from rag_service.cli.document_table import Found, print_documents
+from rag_service.cli.output import note, one_line, print_json, print_lines, print_table
+from rag_service.errors import OUTAGES, NotFound
 from rag_service.states import RunState
 
 if TYPE_CHECKING:
     from rag_service.client import Client
-    from rag_service.knowledgebase.views import DocumentView
+    from rag_service.knowledgebase.views import DocumentView, ServerView, SummaryView
 
-_COLUMNS = ("id", "file", "collection", "status", "pages", "waits", "error", "warnings", "added")
-# Shown only if a document had jobs on a service that is paid by the second.
-_COST = "cost"
 _LIMIT = 50
+_WATCH_SECONDS = 2.0
+_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
-# A document ID and what the service has under it.
-_Found = tuple[str, "DocumentView | None"]
+
+@dataclass(frozen=True)
+class _Question:
+    """What `status` was asked for."""
+
+    ids: list[str]
+    filters: dict[str, str]
+    limit: int
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the service answered; without the parts after `found` if documents were named."""
+
+    found: list[Found]
+    summary: SummaryView | None = None
+    servers: list[ServerView] = field(default_factory=list)
 
 
 def register(app: typer.Typer) -> None:
@@ -33,35 +51,64 @@ def register(app: typer.Typer) -> None:
 def status(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID]...", help="Document IDs. Default: the newest documents."),
+        typer.Argument(
+            metavar="ID",
+            help="Document IDs, or their unique first digits. Default: the newest documents.",
+        ),
     ] = None,
     wanted: Annotated[
         RunState | None, typer.Option("--status", help="Only documents in this state.")
     ] = None,
     collection: Collection = None,
     error: Annotated[
-        str | None, typer.Option(help="Only documents whose newest run has this error code.")
+        str | None,
+        typer.Option(
+            autocompletion=complete_code,
+            help="Only documents whose newest run has this error code.",
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="List at most this many documents.")] = _LIMIT,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every 2 s until Ctrl-C.")
+    ] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Cut no ID or text to the width of the terminal.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the state of documents, the newest first, and of the OCR servers."""
+    """Show the state of documents, the newest first, of the work that waits and of the servers."""
+    filters = {"status": wanted, "collection": collection, "error": error}
+    given = {name: str(value) for name, value in filters.items() if value is not None}
+    question = _Question(list(dict.fromkeys(ids or [])), given, limit)
     with open_client() as client:
-        if ids:
-            found = [(one, _find(client, one)) for one in dict.fromkeys(ids)]
-        else:
-            found = _newest(client, wanted, collection, error, limit)
-        servers = [] if ids or as_json else client.servers()
-    if as_json:
-        for _, view in found:
-            if view:
-                print_json(view)
-    else:
-        _print_documents(found, None if ids else limit)
-        for server in servers:
-            typer.echo(one_line(field_text.server(server)))
-    if any(view is None for _, view in found):
+        while watch:
+            _show_again(client, question, wide=wide, as_json=as_json)
+            time.sleep(_WATCH_SECONDS)
+        answer = _ask(client, question)
+    _print(answer, question, wide=wide, as_json=as_json)
+    if any(view is None for _, view in answer.found):
         raise typer.Exit(1)
+
+
+def _show_again(client: Client, question: _Question, *, wide: bool, as_json: bool) -> None:
+    """Replace what the terminal shows; a service that does not answer is said, and asked again."""
+    try:
+        answer = _ask(client, question)
+    except OUTAGES as error:
+        note(f"rag-service: {error.message} Trying again.")
+        return
+    if sys.stdout.isatty():
+        typer.echo(_CLEAR, nl=False)
+    _print(answer, question, wide=wide, as_json=as_json)
+
+
+def _ask(client: Client, question: _Question) -> _Answer:
+    if question.ids:
+        return _Answer([(one, _find(client, one)) for one in question.ids])
+    found: list[Found] = [
+        (view.id, view) for view in client.documents(question.filters, question.limit)
+    ]
+    return _Answer(found, client.summary(), client.servers())
 
 
 def _find(client: Client, document_id: str) -> DocumentView | None:
@@ -72,33 +119,25 @@ def _find(client: Client, document_id: str) -> DocumentView | None:
         return None
 
 
-def _newest(
-    client: Client, wanted: RunState | None, collection: str | None, error: str | None, limit: int
-) -> list[_Found]:
-    filters = {"status": wanted, "collection": collection, "error": error}
-    given = {name: str(value) for name, value in filters.items() if value is not None}
-    return [(view.id, view) for view in client.documents(given, limit)]
+def _print(answer: _Answer, question: _Question, *, wide: bool, as_json: bool) -> None:
+    if as_json:
+        for _, view in answer.found:
+            if view:
+                print_json(view)
+        return
+    print_documents(answer.found, wide=wide)
+    is_cut = not question.ids and len(answer.found) == question.limit
+    cut = f" (the newest {question.limit}; --limit shows more)" if is_cut else ""
+    typer.echo(field_text.status_counts(view for _, view in answer.found if view) + cut)
+    if answer.summary is not None:
+        _print_summary(answer.summary)
+    for server in answer.servers:
+        print_lines(one_line(field_text.server(server)))
 
 
-def _print_documents(found: list[_Found], limit: int | None) -> None:
-    """Print the table and the counts by status; `limit` is None if documents were named."""
-    from rag_service.knowledgebase.document_markdown import cost_of
-
-    rows = [_row(document_id, view) for document_id, view in found]
-    costs = [cost_of(view.cost) if view else "" for _, view in found]
-    if any(costs):
-        rows = [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
-    print_table((*_COLUMNS, _COST) if any(costs) else _COLUMNS, rows)
-    cut = f" (the newest {limit}; --limit shows more)" if len(found) == limit else ""
-    typer.echo(field_text.status_counts(view for _, view in found if view) + cut)
-
-
-def _row(document_id: str, view: DocumentView | None) -> tuple[object, ...]:
-    if view is None:
-        return (document_id, None, None, "not found", *(None,) * 5)
-    return (
-        view.id, view.filename, view.collection, field_text.state(view),
-        field_text.pages(view.latest_run.pages), field_text.waiting(view),
-        field_text.error(view.latest_run.error), field_text.warning_counts(view.warnings),
-        field_text.moment(view.created_at),
-    )  # fmt: skip
+def _print_summary(summary: SummaryView) -> None:
+    if text := field_text.waiting_work(summary):
+        print_lines(text)
+    if rows := field_text.failures(summary):
+        typer.echo("\nFailed documents by cause, and the command that selects them:")
+        print_table(("error", "documents", "command"), [row[:3] for row in rows])

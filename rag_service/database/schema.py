@@ -28,8 +28,12 @@ def _config() -> Config:
 
 
 def migrate() -> str:
-    """Upgrade to the newest revision; concurrent calls are safe. Return the revision."""
+    """Upgrade to the newest revision; concurrent calls are safe. Return the revision.
+
+    Raises ConfigurationError if the database is newer than this program.
+    """
     config = _config()
+    _require_known(current_revision())
     with get_engine().connect() as connection:
         # A migration may wait for locks longer than LOCK_SECONDS.
         connection.execute(text("SET LOCAL lock_timeout = 0"))
@@ -63,8 +67,19 @@ def current_revision() -> str | None:
 def require_migrated() -> None:
     """Raise ConfigurationError if the tables are not this version's."""
     found, needed = current_revision(), newest_revision()
+    _require_known(found)
     if found != needed:
         raise ConfigurationError(
             f"The database is at revision {found or 'none'}, this version needs {needed}: "
             "run `rag-service migrate`."
+        )
+
+
+def _require_known(revision: str | None) -> None:
+    """Raise ConfigurationError if this program does not have the migration of the revision."""
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise ConfigurationError(
+            f"The database is at revision {revision}, which is newer than this program (it knows "
+            f"revisions up to {newest_revision()}). Install the version that migrated it."
         )

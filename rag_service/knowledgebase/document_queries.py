@@ -47,12 +47,17 @@ _WARNED_PAGES_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Conditions of a listing; `after`: the last document of the previous page of the listing."""
+    """Conditions of a listing.
+
+    `after`: the last document of the previous page of the listing; `id_prefix`: the first
+    hexadecimal digits of the id.
+    """
 
     status: RunState | None = None
     collection: str | None = None
     error: str | None = None
     after: tuple[datetime, str] | None = None
+    id_prefix: str | None = None
 
 
 def get_document(document_id: str, server: str | None) -> DocumentView | None:
@@ -75,6 +80,9 @@ def list_documents(chosen: Filter, limit: int, server: str | None) -> list[Docum
         query = query.where(Document.collection == chosen.collection)
     if chosen.error:
         query = query.where(_Latest.error_code == chosen.error)
+    if chosen.id_prefix:
+        # Every collation sorts "g" after the hexadecimal digits, so the primary key serves this.
+        query = query.where(Document.id.between(chosen.id_prefix, chosen.id_prefix + "g"))
     if chosen.after:
         place = tuple_(Document.created_at, Document.id)
         query = query.where(place < tuple_(*(literal(value) for value in chosen.after)))

@@ -215,3 +215,32 @@ class ServerView(BaseModel):
     samples: list[SampleView]
     # Newest first.
     limit_changes: list[LimitChangeView] = []
+
+
+class FailureView(BaseModel):
+    """The documents whose newest run failed for one cause.
+
+    `example`: the message of one of them; `retryable`: a reprocess may help at least one.
+    """
+
+    code: str
+    documents: int
+    example: str
+    retryable: bool
+
+
+class SummaryView(BaseModel):
+    """What waits, how long the known pages take at the rate of the last minute, what failed.
+
+    `documents_without_plan` wait to be opened, so their pages are not in `pages_waiting`.
+    `eta_seconds` is null while no page was read in the last minute. `lower_bound`: there are more
+    documents than were counted.
+    """
+
+    documents_waiting: int
+    documents_without_plan: int
+    pages_waiting: int
+    pages_per_minute: float
+    eta_seconds: float | None
+    failures: list[FailureView]
+    lower_bound: bool

@@ -89,6 +89,18 @@ def test_upgrade_downgrade_and_upgrade_again():
     schema.require_migrated()
 
 
+@pytest.mark.parametrize("use", [schema.migrate, schema.require_migrated])
+def test_a_database_of_a_newer_program_is_named_as_such(use):
+    schema.migrate()
+    with get_engine().begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0099'"))
+    with pytest.raises(ConfigurationError, match="0099, which is newer than this program"):
+        use()
+    with get_engine().begin() as connection:
+        newest = {"newest": schema.newest_revision()}
+        connection.execute(text("UPDATE alembic_version SET version_num = :newest"), newest)
+
+
 def test_migrating_a_current_database_changes_nothing():
     schema.migrate()
     document_id = sim.add_document()
