@@ -16,7 +16,7 @@ RagServiceError
 │   ├── Unauthorized, Forbidden, NotFound, MethodNotAllowed
 │   └── InvalidOptions, OptionsDiffer, AlreadyActive, BacklogFull
 ├── FlowSignal             a worker releases its run; the document is not charged; has no code
-│   └── LeaseLost, OcrOutage ── OcrMisconfigured, Draining
+│   └── LeaseLost, OcrOutage ── OcrMisconfigured, Draining, ProcessInTrouble
 ├── ConfigurationError     the start-up stops and names the key
 ├── ServiceUnreachable     a command cannot reach a service that it needs
 └── Unreadable             a command was given a file that it cannot read
@@ -290,6 +290,10 @@ class OcrMisconfigured(OcrOutage):
 
 class Draining(FlowSignal):
     default_message = "The worker is shutting down; the run goes back to the queue."
+
+
+class ProcessInTrouble(FlowSignal):
+    default_message = "The process lacks what it needs from the system; it ends."
 
 
 class ConfigurationError(RagServiceError):

@@ -17,6 +17,7 @@ from rag_service.errors import CorruptPdf, StorageUnavailable
 from rag_service.jobs.leases import ClaimedRun
 from rag_service.pdf.results import Preflight
 from rag_service.pdf.session import PdfSession
+from rag_service.runtime.process_resources import require_resources
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ class OpenDocument:
 async def opened(run: ClaimedRun) -> AsyncIterator[OpenDocument]:
     """Open the run's document in the render child.
 
-    Raises SourceMissing, StorageUnavailable after four tries, and what PdfSession.open raises.
+    Raises SourceMissing, StorageUnavailable after four tries, ProcessInTrouble, and what
+    PdfSession.open raises.
     """
     with ExitStack() as stack:
         yield await _open_with_retries(run, stack)
@@ -59,6 +61,7 @@ async def _open_with_retries(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
         try:
             return await _open(run, stack)
         except StorageUnavailable as error:
+            require_resources(None)
             log.warning("Cannot reach the document store, trying again in %.0f s: %s", wait, error)
         await asyncio.sleep(wait)
     return await _open(run, stack)

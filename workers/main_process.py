@@ -20,10 +20,13 @@ from celery.exceptions import WorkerLostError
 from rag_service.config.loader import get_settings, warn_of_doubtful_settings
 from rag_service.database.engine import DatabaseError, error_summary
 from rag_service.jobs import leases, live_workers
+from rag_service.jobs.leases import Blame
 from rag_service.pdf.shrink import warn_of_missing_shrinker
 from rag_service.runtime.log_format import configure_logging
 from rag_service.runtime.memory import has_enough_memory
+from rag_service.runtime.process_resources import find_shortage
 from rag_service.states import Stage
+from workers.fork_deaths import ForkDeaths, Report, take_report
 from workers.worker_state import (
     begin_drain,
     fork_count,
@@ -37,6 +40,8 @@ log = logging.getLogger(__name__)
 
 # Celery's own check for lost children runs every 5 s.
 _LOST_CHECK_SECONDS = 0.5
+# Heartbeats in a row that fail for lack of resources, after which the worker restarts.
+_SHORT_LIMIT = 3
 
 
 class MainProcess:
@@ -45,8 +50,11 @@ class MainProcess:
     def __init__(self) -> None:
         self.stages: list[Stage] = []
         self._stopped = threading.Event()
+        self._changed = threading.Event()
         self._last_message = time.monotonic()
         self._waiting_since: float | None = None
+        self._deaths = ForkDeaths()
+        self._short_heartbeats = 0
 
     def start(self, stages: list[Stage]) -> None:
         """Start the heartbeat thread."""
@@ -58,22 +66,37 @@ class MainProcess:
         """Note that Celery received a message."""
         self._last_message = time.monotonic()
 
-    def release_lost(self, task_id: str) -> None:
-        """Release the run of a child that died on this task, at once, and count the crash."""
-        for stage in self.stages:
-            try:
-                released = leases.release_crashed(worker_id(stage), task_id, get_settings().lease)
-            except DatabaseError as error:
-                log.error(
-                    "The lease of a lost child stays until it expires: %s", error_summary(error)
-                )
-                continue
-            if released:
-                log.warning("A child died on task %s; its run goes back to the queue.", task_id)
+    def release_lost(self, task_id: str, how: str) -> None:
+        """Release the run of a child that ended on this task, at once, and count its end."""
+        report = take_report() or Report(Blame.CRASH, how)
+        if self._deaths.is_worker_sick and report.blame is Blame.CRASH:
+            report = Report(Blame.TROUBLE, report.reason)
+        released = [self._release(stage, task_id, report) for stage in self.stages]
+        subject = report.run or next(filter(None, released), "")
+        pause = self._deaths.add(subject, report.reason)
+        if pause:
+            log.error(
+                "%d processes in a row ended without a result; none claims a run for %.0f s. The "
+                "last: %s", self._deaths.count, pause, report.reason,
+            )  # fmt: skip
+        self._changed.set()
+
+    def _release(self, stage: Stage, task_id: str, report: Report) -> str | None:
+        try:
+            released = leases.release_crashed(
+                worker_id(stage), task_id, get_settings().lease, report.blame, report.reason
+            )
+        except DatabaseError as error:
+            log.error("The lease of a lost child stays until it expires: %s", error_summary(error))
+            return None
+        if released:
+            log.warning("A child died on task %s; its run goes back to the queue.", task_id)
+        return released
 
     def stop(self) -> None:
         """Release what the forks, which have ended, still had claimed."""
         self._stopped.set()
+        self._changed.set()
         for stage in self.stages:
             try:
                 leases.release_worker(worker_id(stage))
@@ -85,18 +108,41 @@ class MainProcess:
         while not self._stopped.is_set():
             try:
                 self._send_heartbeat()
+                self._short_heartbeats = 0
             except DatabaseError as error:
                 log.warning("PostgreSQL error: %s", error_summary(error))
                 self._waiting_since = None
-            self._stopped.wait(live_workers.HEARTBEAT_SECONDS)
+                self._restart_if_short()
+            except Exception:
+                # This thread must not end: a worker without heartbeats looks dead.
+                log.exception("The heartbeat failed")
+                self._restart_if_short()
+            # Deaths of forks are to be seen at once.
+            self._changed.wait(live_workers.HEARTBEAT_SECONDS)
+            self._changed.clear()
 
     def _send_heartbeat(self) -> None:
+        self._deaths.refresh()
         claimable = 0
         for stage in self.stages:
-            low_memory = stage is Stage.OCR and not has_enough_memory(get_settings())
-            live_workers.heartbeat(worker_id(stage), stage, fork_count(), low_memory=low_memory)
+            live_workers.heartbeat(
+                worker_id(stage),
+                stage,
+                fork_count(),
+                low_memory=stage is Stage.OCR and not has_enough_memory(get_settings()),
+                fork_deaths=self._deaths.count,
+                trouble=self._deaths.trouble,
+            )
             claimable += _claimable_by_free_forks(stage)
         self._restart_if_idle(claimable)
+
+    def _restart_if_short(self) -> None:
+        """Restart the worker if this process has lacked resources for several heartbeats."""
+        short = find_shortage()
+        self._short_heartbeats = self._short_heartbeats + 1 if short else 0
+        if self._short_heartbeats >= _SHORT_LIMIT:
+            log.critical("The worker's main process restarts: %s", short)
+            self._restart()
 
     def _restart_if_idle(self, claimable: int) -> None:
         """Restart the worker if runs have waited for it too long without a message."""
@@ -106,13 +152,13 @@ class MainProcess:
         elif self._waiting_since is None:
             self._waiting_since = now
         elif now - max(self._waiting_since, self._last_message) > limit:
-            self._restart(limit)
+            log.error(
+                "No task message for %.0f s although runs are waiting; restarting the worker.",
+                limit,
+            )
+            self._restart()
 
-    def _restart(self, idle_seconds: float) -> None:
-        log.error(
-            "No task message for %.0f s although runs are waiting; restarting the worker.",
-            idle_seconds,
-        )
+    def _restart(self) -> None:
         self._stopped.set()
         atexit.register(os.execv, sys.executable, [sys.executable, *sys.orig_argv[1:]])
         os.kill(os.getpid(), signal.SIGTERM)
@@ -166,7 +212,7 @@ def _received(**_: Any) -> None:
 @signals.task_failure.connect
 def _failed(task_id: str, exception: BaseException, **_: Any) -> None:
     if isinstance(exception, WorkerLostError) and not is_draining():
-        _main.release_lost(task_id)
+        _main.release_lost(task_id, str(exception))
 
 
 @signals.worker_shutting_down.connect

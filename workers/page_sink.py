@@ -8,6 +8,7 @@ from typing import Any
 from rag_service.jobs import leases, run_pages
 from rag_service.jobs.run_pages import StoredPage
 from rag_service.parsers.contract import PageResult, Region
+from rag_service.runtime.process_resources import require_resources
 from workers.run_guard import RunGuard
 
 
@@ -31,7 +32,9 @@ class DatabasePageSink:
         await self._guard.call(lambda: leases.require_valid(run))
 
     async def store(self, result: PageResult) -> None:
-        """Store the page. Raises LeaseLost."""
+        """Store the page. Raises LeaseLost, and ProcessInTrouble instead of an error of its own."""
+        if result.error is not None or result.retry_in is not None:
+            require_resources(result.error)
         run, page = self._guard.run, self._stored(result)
         await self._guard.call(lambda: run_pages.store(run, page))
 

@@ -11,6 +11,7 @@ from rag_service.jobs import run_pages, runs, wake_ups
 from rag_service.jobs.run_pages import PlannedRow
 from rag_service.jobs.wake_ups import TASK_NAMES
 from rag_service.pdf.results import PdfWarning, PlannedPage
+from rag_service.runtime.process_resources import require_resources
 from rag_service.states import OcrMode, PagePlan, PageState, Stage
 from workers.celery_app import app
 from workers.document_source import OpenDocument, opened
@@ -64,6 +65,8 @@ async def _plan_pages(
     ):
         async for window in windows:
             guard.check_drain()
+            if any(page.error for page in window):
+                require_resources(None)
             rows = [_row(page) for page in window]
             remains |= any(row.state is PageState.PENDING for row in rows)
             if len(rows) < _WINDOW:

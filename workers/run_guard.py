@@ -12,9 +12,16 @@ from typing import TypeVar, cast
 
 from rag_service.config.options import Settings
 from rag_service.database.engine import DatabaseError, error_summary, is_outage
-from rag_service.errors import DocumentTimeout, Draining, LeaseLost, RagServiceError
+from rag_service.errors import (
+    DocumentTimeout,
+    Draining,
+    LeaseLost,
+    ProcessInTrouble,
+    RagServiceError,
+)
 from rag_service.jobs import leases
 from rag_service.jobs.leases import ClaimedRun
+from rag_service.runtime.process_resources import require_resources
 from workers.worker_state import is_draining
 
 log = logging.getLogger(__name__)
@@ -72,7 +79,7 @@ class RunGuard:
     async def call(self, function: Callable[[], T]) -> T:
         """Run a database call off the event loop; retry in an outage until the lease is lost.
 
-        Raises LeaseLost.
+        Raises LeaseLost, and ProcessInTrouble if this process is the cause.
         """
         while True:
             self.check()
@@ -81,6 +88,7 @@ class RunGuard:
             except DatabaseError as error:
                 if not is_outage(error):
                     raise
+                require_resources(error)
                 log.warning("PostgreSQL error, trying again: %s", error_summary(error))
             await asyncio.sleep(_DATABASE_RETRY_SECONDS)
 
@@ -100,14 +108,20 @@ class RunGuard:
         # More often than renewals: a cancelled run must free the server's slots soon.
         pause = min(_CHECK_SECONDS, self._settings.lease.renew_every)
         while not self._closed.wait(pause):
-            try:
-                valid = self._renew_or_check()
-            except DatabaseError as error:
-                log.warning("Cannot renew the lease: %s", error_summary(error))
-                continue
-            if not valid:
-                self._loop.call_soon_threadsafe(self._stop, LeaseLost())
+            reason = self._reason_to_stop()
+            if reason is not None:
+                self._loop.call_soon_threadsafe(self._stop, reason)
                 return
+
+    def _reason_to_stop(self) -> RagServiceError | None:
+        """Renew the lease. The thread must not end on an error: the work would go on unguarded."""
+        try:
+            return None if self._renew_or_check() else LeaseLost()
+        except DatabaseError as error:
+            log.warning("Cannot renew the lease: %s", error_summary(error))
+            return None
+        except Exception as error:
+            return ProcessInTrouble(f"The lease cannot be renewed: {error!r}")
 
     def _renew_or_check(self) -> bool:
         now = time.monotonic()

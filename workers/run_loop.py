@@ -7,28 +7,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from functools import cache
+from typing import NoReturn
 
 from rag_service.config.loader import get_settings
 from rag_service.database.engine import DatabaseError, error_summary, is_outage
 from rag_service.errors import (
     DocumentError,
     Draining,
+    FlowSignal,
     Internal,
     LeaseLost,
     OcrMisconfigured,
     OcrOutage,
+    ProcessInTrouble,
     RagServiceError,
+    StorageUnavailable,
 )
 from rag_service.jobs import leases, runs, server_state, wake_ups
-from rag_service.jobs.leases import Claimant, ClaimedRun
+from rag_service.jobs.leases import Blame, Claimant, ClaimedRun
+from rag_service.runtime.process_resources import find_shortage, shortage_in
 from rag_service.states import Stage
+from workers import fork_deaths
+from workers.fork_deaths import Report
 from workers.memory_guard import MemoryGuard
 from workers.run_guard import RunGuard, Work
 from workers.worker_state import fork_count, ocr_server, worker_id
 
 log = logging.getLogger(__name__)
 
+# The status of a fork that ends itself (sysexits.h: an error of the operating system).
+EXIT_STATUS = os.EX_OSERR
 _memory_guard = MemoryGuard()
 
 
@@ -39,26 +49,120 @@ def event_loop() -> asyncio.Runner:
 
 
 def work_on_next(stage: Stage, task_id: str, work: Work) -> str:
-    """Claim the best run of the stage and work on it. Return the outcome as Flower shows it."""
-    if stage is Stage.OCR and not _memory_guard.allows_claim(get_settings()):
-        return "no run claimed: this machine is short of memory"
+    """Claim the best run of the stage and work on it. Return the outcome as Flower shows it.
+
+    Ends the process if it lacks resources, or after an error that nothing here expects: a new
+    fork takes its place.
+    """
+    try:
+        return _work_on_next(stage, task_id, work)
+    except (Exception, asyncio.CancelledError) as error:
+        # The main process releases the run.
+        _end(Report(Blame.CRASH, _describe(error)))
+
+
+def _work_on_next(stage: Stage, task_id: str, work: Work) -> str:
+    refusal = _refusal(stage)
+    if refusal is not None:
+        return f"no run claimed: {refusal}"
     claimant = Claimant(worker_id(stage), task_id, fork_count())
     try:
         run = leases.claim(stage, claimant, get_settings().lease, server=ocr_server())
     except DatabaseError as error:
+        _end_if_short()
         # Not raised: some driver errors cannot be pickled for the main process.
         log.warning("Cannot claim a run: %s", error_summary(error))
         return f"PostgreSQL error: {error_summary(error)}"
     if run is None:
         return "no run to claim"
     log.info("%s: run %s of %s, claim %d", stage, run.id, run.filename, run.epoch)
+    outcome = _work_on(run, stage, task_id, work)
+    _notify_next(stage)
+    return f"{run.filename}: {outcome}"
+
+
+def _work_on(run: ClaimedRun, stage: Stage, task_id: str, work: Work) -> str:
     try:
         event_loop().run(_run_guarded(run, work))
         outcome = "done"
     except Exception as error:
+        report = _trouble(run, error)
+        if report is not None:
+            _give_up(stage, task_id, run, report)
         outcome = _handle_error(run, error)
-    _notify_next(stage)
-    return f"{run.filename}: {outcome}"
+    fork_deaths.note_success()
+    return outcome
+
+
+def _refusal(stage: Stage) -> str | None:
+    """Return why this fork claims nothing now, or None. Ends a process that lacks resources."""
+    pause = fork_deaths.pause_left()
+    if pause > 0:
+        return f"processes of this worker end one after the other; it pauses for {pause:.0f} s"
+    _end_if_short()
+    if stage is Stage.OCR and not _memory_guard.allows_claim(get_settings()):
+        return "this machine is short of memory"
+    return None
+
+
+def _end_if_short() -> None:
+    short = find_shortage()
+    if short is not None:
+        _end(Report(Blame.NONE, short))
+
+
+def _trouble(run: ClaimedRun, error: Exception) -> Report | None:
+    """Return the report with which the process must end after this error, or None.
+
+    No verdict on a document comes from a process that lacks resources. An error that nothing here
+    expects may have left the process in any state.
+    """
+    if isinstance(error, LeaseLost | Draining):
+        return None
+    short = find_shortage()
+    if short is not None:
+        return Report(Blame.NONE, short, run.id)
+    # The store's own disk may be full: that is an outage of the store.
+    cause = None if isinstance(error, StorageUnavailable) else shortage_in(error)
+    if isinstance(error, ProcessInTrouble) or cause is not None:
+        return Report(Blame.TROUBLE, cause or str(error), run.id)
+    if _is_expected(error):
+        return None
+    log.error("Run %s of %s: unexpected error", run.id, run.filename, exc_info=error)
+    blame = Blame.TROUBLE if fork_deaths.is_worker_sick() else Blame.CRASH
+    return Report(blame, _describe(error), run.id)
+
+
+def _is_expected(error: Exception) -> bool:
+    if isinstance(error, DatabaseError):
+        return is_outage(error)
+    return isinstance(error, DocumentError | FlowSignal) and not isinstance(error, Internal)
+
+
+def _describe(error: BaseException) -> str:
+    text = error_summary(error) if isinstance(error, DatabaseError) else str(error)
+    return f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def _give_up(stage: Stage, task_id: str, run: ClaimedRun, report: Report) -> NoReturn:
+    """Give the run back and end the process."""
+    try:
+        leases.release_crashed(
+            worker_id(stage), task_id, get_settings().lease, report.blame, report.reason
+        )
+    except Exception as error:
+        # The main process releases the run, or its lease expires.
+        log.error("Run %s could not be given back: %r", run.id, error)
+    _end(report)
+
+
+def _end(report: Report) -> NoReturn:
+    """End this process at once: a clean exit needs what it may lack."""
+    try:
+        fork_deaths.leave_report(report)
+        log.critical("This process ends, another takes its place: %s", report.reason)
+    finally:
+        os._exit(EXIT_STATUS)
 
 
 async def _run_guarded(run: ClaimedRun, work: Work) -> None:
@@ -85,11 +189,8 @@ def _fail_or_release(run: ClaimedRun, error: Exception) -> str:
         return "released: the worker is shutting down"
     if isinstance(error, OcrOutage):
         return _park(run, error)
-    if isinstance(error, DatabaseError) and is_outage(error):
-        raise error
     if not isinstance(error, DocumentError):
-        log.error("Run %s of %s failed", run.id, run.filename, exc_info=error)
-        error = Internal(f"{Internal().message} ({type(error).__name__}: {error})")
+        raise error
     runs.fail(run, error)
     return f"failed: {error.code}"
 

@@ -37,7 +37,7 @@ async def ready(resources: Resources, response: Response) -> Health:
     """Return 200 if documents can be added and read, else 503 with the causes in `failed`.
 
     `degraded` lists what makes documents wait: broker, ghostscript, prepare_worker, ocr_worker,
-    maintenance, ocr_server, layout_server, no_gpu_workers, starved.
+    maintenance, ocr_server, layout_server, no_gpu_workers, starved, api.
     """
     run = anyio.to_thread.run_sync
     database, storage, broker, layout = await asyncio.gather(
@@ -48,7 +48,8 @@ async def ready(resources: Resources, response: Response) -> Health:
     )
     fleet = [] if database else await run(partial(readiness.processing_faults, resources.settings))
     shrinkers = readiness.shrinker_faults(resources.settings)
-    found = Health.of(database + storage, broker + shrinkers + layout + fleet)
+    own = readiness.process_faults()
+    found = Health.of(database + storage, broker + shrinkers + layout + fleet + own)
     if found.status is HealthStatus.UNAVAILABLE:
         response.status_code = 503
     return found

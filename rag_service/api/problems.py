@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rag_service import errors
 from rag_service.database.engine import DatabaseError, as_unavailable, error_summary
 from rag_service.errors import RagServiceError
+from rag_service.runtime.process_resources import shortage_in
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ _STATUS: Mapping[type[Exception], int] = {
     errors.BacklogFull: 503,
     errors.ConfigurationError: 503,
     errors.ServiceUnreachable: 503,
+    errors.ProcessInTrouble: 503,
     RagServiceError: 500,
 }
 # What any operation may answer, whatever it does.
@@ -256,10 +258,18 @@ class CatchAll:
 
         try:
             await self._app(scope, receive, send_and_note_start)
-        except Exception:
+        except Exception as error:
             if started or scope["type"] != "http":
                 raise
             log.exception("A request failed inside the server")
-            internal = errors.Internal
-            response = problem_response(500, internal.code, internal.default_message)
-            await response(scope, receive, send)
+            await _internal_response(error)(scope, receive, send)
+
+
+def _internal_response(error: Exception) -> JSONResponse:
+    """Return 503 if the process lacked descriptors, threads or memory for the request, else 500."""
+    short = shortage_in(error)
+    if short is not None:
+        message = f"The API process is short of a resource: {short}. Try again later."
+        return error_response(errors.ProcessInTrouble(message))
+    internal = errors.Internal
+    return problem_response(500, internal.code, internal.default_message)

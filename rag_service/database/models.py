@@ -323,6 +323,9 @@ class WorkerRow(Base):
     forks: Mapped[int]
     # Its machine has too little memory available: its forks claim nothing.
     low_memory: Mapped[bool]
+    # Forks that died in a row, and what health says of them once they are several.
+    fork_deaths: Mapped[int] = mapped_column(server_default="0")
+    trouble: Mapped[str | None]
     seen_at: Mapped[datetime]
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, case, func, select, update
+from sqlalchemy import Connection, Row, bindparam, case, func, literal_column, select, update
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -30,6 +31,21 @@ _RELEASED_STATE = case(
     (Run.ready_at.is_(None), RunState.QUEUED.value),
     else_=RunState.READY.value,
 )
+
+
+# The longest pause of a run between two processes that were in trouble.
+_LONGEST_PAUSE = 300.0
+
+
+class Blame(StrEnum):
+    """What the end of a process is counted as for the run that it held."""
+
+    # The run may be the cause: a few of these fail it.
+    CRASH = "crash"
+    # Its process lacked resources, or others died too: counted like an expired lease.
+    TROUBLE = "trouble"
+    # Its process cannot work at all.
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +199,32 @@ def release_worker(worker: str) -> int:
         return len(_release_runs(connection, held_by(worker)))
 
 
-def release_crashed(worker: str, task: str, lease: LeaseOptions) -> bool:
-    """Release the run of a lost child and count the crash; at the limit the run fails."""
+def release_crashed(
+    worker: str,
+    task: str,
+    lease: LeaseOptions,
+    blame: Blame = Blame.CRASH,
+    reason: str | None = None,
+) -> str | None:
+    """Release the run of a child that died or ends, and count it; at a limit the run fails.
+
+    Return the run's id, or None if the child held none. After trouble the run waits before it is
+    claimed again, each time twice as long.
+    """
     held = held_by(worker) & (Run.lease_task == task)
-    return _release_counted(held, {"crashes": Run.crashes + 1}, lease) > 0
+    return next(iter(_release_counted(held, _COUNTED[blame], lease, reason=reason)), None)
+
+
+_COUNTED: dict[Blame, dict[str, object]] = {
+    Blame.CRASH: {"crashes": Run.crashes + 1},
+    Blame.TROUBLE: {
+        "expiries": Run.expiries + 1,
+        "retry_at": func.clock_timestamp()
+        + func.least(func.power(2.0, Run.expiries), _LONGEST_PAUSE)
+        * literal_column("interval '1 second'"),
+    },
+    Blame.NONE: {},
+}
 
 
 def release_expired(lease: LeaseOptions) -> int:
@@ -201,7 +239,7 @@ def release_expired(lease: LeaseOptions) -> int:
         & (func.pg_postmaster_start_time() < _from_now(-lease.seconds))
     )
     # SKIP LOCKED: an owner that is writing to its row now is alive.
-    return _release_counted(expired, {"expiries": Run.expiries + 1}, lease, skip_locked=True)
+    return len(_release_counted(expired, {"expiries": Run.expiries + 1}, lease, skip_locked=True))
 
 
 def _release_counted(
@@ -210,13 +248,14 @@ def _release_counted(
     lease: LeaseOptions,
     *,
     skip_locked: bool = False,
-) -> int:
+    reason: str | None = None,
+) -> list[str]:
     with begin() as connection:
         released = _release_runs(connection, condition, values, skip_locked=skip_locked)
         for row in released:
             if row.crashes >= lease.crash_limit or row.expiries >= lease.expiry_limit:
-                _quarantine(connection, row)
-        return len(released)
+                _quarantine(connection, row, reason)
+        return [row.id for row in released]
 
 
 def _release_runs(
@@ -237,14 +276,15 @@ def _release_runs(
     return list(connection.execute(released).all())
 
 
-def _quarantine(connection: Connection, row: Row[*tuple[Any, ...]]) -> None:
+def _quarantine(connection: Connection, row: Row[*tuple[Any, ...]], reason: str | None) -> None:
     in_progress = select(Page.number).where(
         Page.run_id == row.id, Page.state == PageState.PENDING, Page.hand_epoch == row.epoch
     )
     pages = sorted(connection.scalars(in_progress))
     shown = f"pages in progress: {', '.join(map(str, pages))}" if pages else "no page in progress"
     lost = f"lost children: {row.crashes}, expired leases: {row.expiries}"
-    error = WorkerCrashed(f"{WorkerCrashed().message} ({lost}; {shown})")
+    last = f"; the last time: {reason}" if reason else ""
+    error = WorkerCrashed(f"{WorkerCrashed().message} ({lost}; {shown}{last})")
     end_run(connection, row.id, RunState.FAILED, error)
 
 

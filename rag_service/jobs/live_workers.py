@@ -11,6 +11,7 @@ from sqlalchemy.sql import ColumnElement
 
 from rag_service.database.engine import begin
 from rag_service.database.models import MaintenanceLease, Run, WorkerRow
+from rag_service.database.storable_text import clean
 from rag_service.jobs.claim_conditions import claimable
 from rag_service.states import HELD, Priority, Stage
 
@@ -24,7 +25,8 @@ _STALE_AFTER = timedelta(hours=1)
 class LiveWorker:
     """A live worker: its number of forks, of forks that hold a run, and that hold a bulk run.
 
-    `low_memory`: it claims nothing until its machine has enough memory available.
+    `low_memory`: it claims nothing until its machine has enough memory available. `fork_deaths`:
+    forks that ended in a row without a result; `trouble` says why once they are several.
     """
 
     id: str
@@ -33,6 +35,8 @@ class LiveWorker:
     busy: int
     bulk: int
     low_memory: bool = False
+    fork_deaths: int = 0
+    trouble: str | None = None
 
     @property
     def free(self) -> int:
@@ -43,12 +47,22 @@ class LiveWorker:
         return max(0, min(self.free, max(1, self.forks - 1) - self.bulk))
 
 
-def heartbeat(worker: str, stage: Stage, forks: int, *, low_memory: bool = False) -> None:
+def heartbeat(
+    worker: str,
+    stage: Stage,
+    forks: int,
+    *,
+    low_memory: bool = False,
+    fork_deaths: int = 0,
+    trouble: str | None = None,
+) -> None:
     """Store that the worker's main process is alive, and its number of forks."""
     values = {
         "stage": stage,
         "forks": forks,
         "low_memory": low_memory,
+        "fork_deaths": fork_deaths,
+        "trouble": clean(trouble) if trouble else None,
         "seen_at": func.clock_timestamp(),
     }
     with begin() as connection:
@@ -82,6 +96,8 @@ def of_stage(stage: Stage) -> list[LiveWorker]:
             func.count(Run.id),
             func.count(Run.id).filter(Run.priority >= Priority.BULK),
             WorkerRow.low_memory,
+            WorkerRow.fork_deaths,
+            WorkerRow.trouble,
         )
         .outerjoin(Run, held)
         .where(WorkerRow.stage == stage, is_alive())

@@ -32,7 +32,7 @@ def waiting_reason(run: type[Run], server: str | None) -> ColumnElement[str | No
         reasons.append((is_out, WaitingFor.OCR_SERVER.value))
     reasons += [
         (run.retry_at > func.now(), WaitingFor.RETRY.value),
-        (~worker.exists(), WaitingFor.WORKER.value),
+        (~worker.where(WorkerRow.trouble.is_(None)).exists(), WaitingFor.WORKER.value),
         (~worker.where(~WorkerRow.low_memory).exists(), WaitingFor.MEMORY_GUARD.value),
     ]
     return case(*reasons, else_=WaitingFor.QUEUE.value)

@@ -16,6 +16,7 @@ from rag_service.errors import LayoutUnavailable, PageUnrenderable
 from rag_service.layout.address import Address, layout_address
 from rag_service.layout.page_layout import Bbox, LayoutBox, PageLayout
 from rag_service.runtime.http_client import HttpClient, describe_error, trusted_certificates
+from rag_service.runtime.process_resources import require_resources
 
 # A server that died is restarted after about a second.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
@@ -87,6 +88,7 @@ class LayoutClient(HttpClient):
                     return _layout(response)
                 reason = response.text
             except httpx.TransportError as error:
+                require_resources(error)
                 reason = describe_error(error)
             if time.monotonic() + pause > deadline:
                 raise LayoutUnavailable(

@@ -153,13 +153,21 @@ def _worker_metrics(live: list[LiveWorker]) -> Iterator[GaugeMetricFamily]:
     workers = dict.fromkeys(Stage, 0)
     forks = dict.fromkeys(Stage, 0)
     busy = dict.fromkeys(Stage, 0)
+    deaths = dict.fromkeys(Stage, 0)
     for worker in live:
+        deaths[worker.stage] += worker.fork_deaths
         workers[worker.stage] += 1
         forks[worker.stage] += worker.forks
         busy[worker.stage] += worker.busy
     yield _family("workers", "Workers with a recent heartbeat.", "stage", workers)
     yield _family("forks", "Forks of live workers.", "stage", forks)
     yield _family("forks_busy", "Forks that hold a run.", "stage", busy)
+    yield _family(
+        "fork_deaths_in_a_row",
+        "Forks of live workers that ended since one last ended a run in order.",
+        "stage",
+        deaths,
+    )
 
 
 # A live job has RunPod's last status, or the state of its post if RunPod has reported none.

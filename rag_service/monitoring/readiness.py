@@ -21,6 +21,7 @@ from rag_service.jobs import live_workers, server_samples, server_state, wake_up
 from rag_service.layout.address import is_known
 from rag_service.layout.layout_client import readiness
 from rag_service.pdf import shrink
+from rag_service.runtime.process_resources import find_shortage
 from rag_service.states import ServerState, Stage
 
 
@@ -107,6 +108,14 @@ def layout_faults(settings: Settings) -> list[Fault]:
     return [Fault(name="layout_server", message=message)]
 
 
+def process_faults() -> list[Fault]:
+    """Return a fault if this process lacks descriptors, threads, memory or scratch space."""
+    short = find_shortage()
+    if short is None:
+        return []
+    return [Fault(name="api", message=f"This API process is short of a resource: {short}.")]
+
+
 def processing_faults(settings: Settings) -> list[Fault]:
     """Return the faults of workers, maintenance and the OCR server; needs PostgreSQL."""
     return [
@@ -118,7 +127,11 @@ def processing_faults(settings: Settings) -> list[Fault]:
 
 def _worker_faults() -> Iterator[Fault]:
     for stage in Stage:
-        if not live_workers.of_stage(stage):
+        live = live_workers.of_stage(stage)
+        for worker in live:
+            if worker.trouble:
+                yield Fault(name=f"{stage}_worker", message=f"{worker.id}: {worker.trouble}")
+        if not live:
             yield Fault(
                 name=f"{stage}_worker",
                 message=f"No heartbeat of a {stage} worker for {live_workers.ALIVE_SECONDS:g} s; "

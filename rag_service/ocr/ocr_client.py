@@ -27,6 +27,7 @@ from rag_service.runtime.http_client import (
     retry_after,
     trusted_certificates,
 )
+from rag_service.runtime.process_resources import require_resources
 from rag_service.runtime.retry import RETRYABLE_STATUS, TryAgain
 
 # The penalty and the greedy values are the model card's. A reading that repeated itself is sampled
@@ -150,7 +151,7 @@ class OcrClient(HttpClient):
         greedy answer.
 
         Raises TryAgain (worth another request), ConnectionRefused, OcrMisconfigured, Rejected,
-        ServerFailed.
+        ServerFailed, ProcessInTrouble.
         """
         started = time.monotonic()
         response = await self._post(self._body(jpeg, prompt, max_tokens, warm=warm))
@@ -180,11 +181,13 @@ class OcrClient(HttpClient):
         try:
             return await self._http.post("/v1/chat/completions", json=body)
         except httpx.ConnectError as error:
+            require_resources(error)
             message = f"{self.url} cannot be reached: {describe_error(error)}"
             raise ConnectionRefused(message) from error
         except httpx.ReadTimeout as error:
             raise AnswerTimedOut(f"{self.url}: {describe_error(error)}") from error
         except httpx.RequestError as error:
+            require_resources(error)
             raise TryAgain(f"{self.url}: {describe_error(error)}") from error
 
     def _check(self, response: httpx.Response) -> None:

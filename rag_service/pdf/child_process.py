@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from rag_service.errors import Internal
+from rag_service.errors import ProcessInTrouble
 from rag_service.pdf import pipe_frames
 from rag_service.pdf.child_limits import ChildLimits
 from rag_service.pdf.pipe_frames import Frame
@@ -55,21 +55,27 @@ class RenderChild:
     async def start(cls, limits: ChildLimits) -> RenderChild:
         """Start a child and wait until it has loaded its modules.
 
-        Raises Internal if it does not start: the cause is the installation, not a document.
+        Raises ProcessInTrouble if it does not start: the cause is no document, but this process,
+        the machine or the installation.
         """
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rag_service.pdf.child", str(os.getpid()),
-             json.dumps(asdict(limits))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=_environment(), start_new_session=True,
-        )  # fmt: skip
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rag_service.pdf.child", str(os.getpid()),
+                 json.dumps(asdict(limits))],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env=_environment(), start_new_session=True,
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ProcessInTrouble(f"The render process does not start: {error}.") from error
         child = cls(process)
         try:
             await child._connect()
             await child.receive(START_LIMIT)
         except (ChildDied, ChildTimeout) as error:
             child.kill()
-            raise Internal("The render process does not start; the log has the details.") from error
+            raise ProcessInTrouble(
+                "The render process does not start; the log has the details."
+            ) from error
         except BaseException:
             child.kill()
             raise
@@ -137,7 +143,8 @@ class RenderChild:
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        # A process that hangs in a dead file system cannot be reaped; do not wait for it.
+        # A process that hangs in a dead file system ends much later; subprocess reaps it then,
+        # when this process starts its next child.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         if self._pending is not None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rag_service.errors import RagServiceError
+from rag_service.errors import ProcessInTrouble, RagServiceError
 from rag_service.pdf import ghostscript
 from rag_service.pdf.session import PdfSession
+from rag_service.runtime.process_resources import require_resources
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +83,12 @@ async def _fault(work: Awaitable[None], pdf: PdfSession, source: Path, target: P
         if size < SMALLEST_BYTES <= source.stat().st_size:
             return f"The shrunk file has only {size} bytes"
         await pdf.compare(source, target)
+    except ProcessInTrouble:
+        raise
     except RagServiceError as error:
         return error.message.rstrip(".")
     except Exception as error:
+        require_resources(error)
         # The original is still there, so no error may fail the run.
         log.exception("A shrinker failed.")
         return f"The shrinker failed ({type(error).__name__})"

@@ -187,6 +187,7 @@ class TestMetrics:
             'rag_service_workers{stage="ocr"} 1.0',
             'rag_service_forks{stage="ocr"} 8.0',
             'rag_service_forks_busy{stage="ocr"} 0.0',
+            'rag_service_fork_deaths_in_a_row{stage="ocr"} 0.0',
             "rag_service_database_up 1.0",
             "rag_service_broker_up 1.0",
         ):

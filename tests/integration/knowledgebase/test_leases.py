@@ -10,6 +10,7 @@ from rag_service.database import document_rows
 from rag_service.database.engine import DatabaseError, begin, get_engine, is_outage
 from rag_service.errors import Internal, LeaseLost
 from rag_service.jobs import leases, run_pages, runs, server_state
+from rag_service.jobs.leases import Blame
 from rag_service.states import PageState, Priority, RunState, Stage
 from tests import simulation as sim
 from tests.simulation import at_once, claim, everything, expire, lease, run_row, try_claim
@@ -172,7 +173,7 @@ def test_a_crash_is_counted_although_the_childs_transaction_is_still_open():
         thread.start()
         sim.wait_until_blocked()
     thread.join()
-    assert counted == [True]
+    assert counted == [run.id]
     assert run_row(run.id).crashes == 1
 
 
@@ -221,6 +222,36 @@ def test_the_run_of_a_lost_child_is_released_at_once():
     assert (row.state, row.crashes, row.lease_worker) == ("queued", 1, None)
     assert all(leases.is_valid(run) for run in others)
     assert not leases.release_crashed("a", "1", lease())
+
+
+def seconds_until(moment):
+    return float(sim.one("SELECT extract(epoch FROM :at - clock_timestamp()) s", at=moment).s)
+
+
+def test_trouble_of_its_process_delays_a_run_and_fails_it_only_at_the_limit_of_expiries():
+    sim.add_document()
+    waits = []
+    for number in range(3):
+        run = claim(task=f"t{number}")
+        assert leases.release_crashed(
+            "worker", f"t{number}", lease(expiry_limit=3), Blame.TROUBLE, "no memory"
+        )
+        row = run_row(run.id)
+        if row.retry_at is not None:
+            waits.append(round(seconds_until(row.retry_at)))
+            sim.execute("UPDATE runs SET retry_at = NULL")
+    assert (row.crashes, row.expiries, row.state) == (0, 3, "failed")
+    assert waits == [1, 2]
+    assert row.error_code == "worker_crashed"
+    assert row.error_message.endswith("the last time: no memory)")
+
+
+def test_a_process_that_cannot_work_at_all_costs_the_run_nothing():
+    sim.add_document()
+    run = claim(task="t")
+    assert leases.release_crashed("worker", "t", lease(), Blame.NONE) == run.id
+    row = run_row(run.id)
+    assert (row.crashes, row.expiries, row.state, row.retry_at) == (0, 0, "queued", None)
 
 
 def crash(run, task):
@@ -426,5 +457,5 @@ def test_concurrent_releases_release_the_run_exactly_once():
             lambda: leases.release_expired(patient),
             lambda: leases.release_worker("worker"),
         )
-        assert sorted(map(int, outcomes)) == [0, 0, 0, 1], outcomes
+        assert sorted(int(bool(one)) for one in outcomes) == [0, 0, 0, 1], outcomes
         assert run_row(run.id).state == RunState.QUEUED

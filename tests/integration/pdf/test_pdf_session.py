@@ -16,7 +16,7 @@ import pytest
 
 from rag_service.config.loader import load_settings
 from rag_service.config.options import PdfOptions
-from rag_service.errors import CorruptPdf, Internal, PageTimeout, PageUnrenderable
+from rag_service.errors import CorruptPdf, PageTimeout, PageUnrenderable, ProcessInTrouble
 from rag_service.pdf.results import PlannedPage
 from rag_service.pdf.session import BATCH, PdfSession
 from rag_service.states import OcrMode, PagePlan
@@ -370,7 +370,7 @@ def test_a_child_that_cannot_start_is_not_blamed_on_the_document(
 
     async def work() -> None:
         async with PdfSession(limits(), 1000) as session:
-            with pytest.raises(Internal):
+            with pytest.raises(ProcessInTrouble):
                 await session.open(path, PDF)
 
     run(work())
