@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rag_service.cli.common_options import Ids, Json, open_client
-from rag_service.cli.output import print_json, print_table
+from rag_service.cli.output import one_line, print_json, print_table
 from rag_service.errors import NotFound
-from rag_service.runtime.plural import counted
+
+if TYPE_CHECKING:
+    from rag_service.client import Client
 
 _NOT_FOUND = "not found"
+_NAMES_SHOWN = 5
 
 
 def register(app: typer.Typer) -> None:
@@ -38,9 +41,9 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete documents with their pages and files."""
-    if not yes:
-        _require_consent(len(ids))
     with open_client() as client:
+        if not yes:
+            _require_consent(_filenames(client, ids))
 
         def delete_one(document_id: str) -> str:
             client.delete(document_id)
@@ -49,10 +52,17 @@ def delete(
         _for_each(ids, delete_one, as_json=as_json)
 
 
-def _require_consent(count: int) -> None:
+def _filenames(client: Client, ids: list[str]) -> list[str]:
+    """Return the filenames of the documents. Raises NotFound for the first unknown one."""
+    return [one_line(client.document(document_id).filename) for document_id in dict.fromkeys(ids)]
+
+
+def _require_consent(filenames: list[str]) -> None:
     if not sys.stdin.isatty():
         raise typer.BadParameter("use --yes when stdin is not a terminal.", param_hint="delete")
-    typer.confirm(f"Delete {counted(count, 'document')}?", abort=True, err=True)
+    shown = ", ".join(filenames[:_NAMES_SHOWN])
+    more = f" and {len(filenames) - _NAMES_SHOWN} more" if len(filenames) > _NAMES_SHOWN else ""
+    typer.confirm(f"Delete {shown}{more}?", abort=True, err=True)
 
 
 def _for_each(ids: list[str], action: Callable[[str], str], *, as_json: bool) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from rag_service.knowledgebase.views import DocumentView
 
 _PARALLEL = 4
+_STDIN = Path("-")
+_STDIN_NAME = "stdin"
 _INTERVAL = 1.0
 _SKIPPED_SHOWN = 20
 _STRICT = frozenset({"page_without_text", "page_truncated"})
@@ -66,13 +71,25 @@ def register(app: typer.Typer) -> None:
     app.command()(ingest)
 
 
+def _require_paths(paths: list[Path]) -> list[Path]:
+    for path in paths:
+        if path != _STDIN and not path.exists():
+            raise typer.BadParameter(f"Path '{path}' does not exist.")
+    return paths
+
+
 def ingest(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            exists=True, metavar="PATH...", help="Files, or folders with PDFs and images."
+            callback=_require_paths,
+            metavar="PATH",
+            help="Files, or folders with PDFs and images. `-` reads a document from stdin.",
         ),
     ],
+    name: Annotated[
+        str, typer.Option(help="The name of the document that is read from stdin.")
+    ] = _STDIN_NAME,
     wait: Wait = False,
     strict: Strict = False,
     collection: Collection = None,
@@ -94,9 +111,11 @@ def ingest(
     fields = {name: str(value) for name, value in options.items() if value is not None}
     with Client(settings) as client:
         client.require_answer()
-        found = find_files(paths)
+        found = find_files(path for path in paths if path != _STDIN)
         uploads = [_Upload(refused.path, error=refused.error) for refused in found.refused]
         uploads += _send_all(client, found.files, fields)
+        if _STDIN in paths:
+            uploads.append(_send_stdin(client, name, fields))
         if wait or strict:
             _await(client, uploads)
     _report(uploads, as_json=as_json)
@@ -116,6 +135,22 @@ def _send_all(client: Client, files: list[Path], fields: dict[str, str]) -> Iter
     finally:
         # After an interruption no upload starts; closing the client ends those in progress.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _send_stdin(client: Client, name: str, fields: dict[str, str]) -> _Upload:
+    """Send what stdin contains as a document of this name.
+
+    It is copied to a temporary file first, because an upload may have to be repeated.
+    """
+    if sys.stdin.isatty():
+        note("Reading a document from the terminal; Ctrl-D ends it.")
+    with tempfile.TemporaryDirectory(prefix="rag_service-") as folder:
+        copy = Path(folder, Path(name).name or _STDIN_NAME)
+        with copy.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        upload = replace(_send(client, copy, fields), path=_STDIN)
+    note(f"{upload.path}: {_result(upload)}")
+    return upload
 
 
 def _send(client: Client, path: Path, fields: dict[str, str]) -> _Upload:

@@ -107,9 +107,13 @@ def exit_status(error: Exception) -> int:
 
 def main() -> NoReturn:
     """Run the command line. Every error ends as a sentence on stderr and an exit status."""
+    _open_closed_streams()
     status: int | str | None = 0
     try:
         app()
+    except BrokenPipeError:
+        # The reader of stdout has closed it, as `head` does.
+        status = FAILED
     except SystemExit as end:
         status = end.code
     except RagServiceError as error:
@@ -140,11 +144,27 @@ def _report(error: Exception, sentence: str) -> int:
     return exit_status(error)
 
 
+def _open_closed_streams() -> None:
+    """Open /dev/null for each closed standard stream.
+
+    Otherwise the next socket would get its number, and output would be written into it.
+    """
+    for number, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 def _exit(status: int | str | None) -> NoReturn:
     """Exit; without an error message if the reader of stdout has closed it."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            note(f"rag-service: Cannot write to standard output: {error.strerror}.")
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = status or FAILED

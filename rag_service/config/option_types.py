@@ -75,6 +75,14 @@ def _check_secret_url(url: SecretStr) -> SecretStr:
     return url
 
 
+def _check_token(token: SecretStr) -> SecretStr:
+    """Refuse what no HTTP header can contain. The message does not show the token."""
+    text = token.get_secret_value()
+    if not (text.isascii() and text.isprintable() and " " not in text):
+        raise ValueError("must consist of visible ASCII characters, without spaces")
+    return token
+
+
 def _check_endpoint_id(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise ValueError("must be the endpoint's id (letters and digits), not a URL or path")
@@ -108,5 +116,7 @@ ServerUrl = Annotated[str, AfterValidator(_normalise_server_url)]
 PrivateUrl = Annotated[str, AfterValidator(_check_private_url)]
 # Validated inside the secret: an error message must not show the address.
 SecretPrivateUrl = Annotated[SecretStr, AfterValidator(_check_secret_url)]
+# Sent in the header Authorization.
+Token = Annotated[SecretStr, AfterValidator(_check_token)]
 EndpointId = Annotated[str, AfterValidator(_check_endpoint_id)]
 Labels = list[Annotated[str, AfterValidator(_check_label)]]

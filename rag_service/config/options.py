@@ -25,6 +25,7 @@ from rag_service.config.option_types import (
     SecretPrivateUrl,
     ServerUrl,
     SocketPath,
+    Token,
     Url,
     require_rising,
 )
@@ -102,7 +103,7 @@ class ApiOptions(Section):
     url: str = common("URL at which the commands find the API.", env="RAG_SERVICE_URL")
     host: str = common("Address that the API listens on; beyond loopback only with a key.")
     port: Port = common("Port that the API listens on.")
-    key: SecretStr | None = common(
+    key: Token | None = common(
         "Bearer token that every API request must have.", env="RAG_SERVICE_API_KEY"
     )
     public_url: PrivateUrl | None = common(
@@ -183,7 +184,7 @@ class OcrOptions(Section):
         "/v1. If unset, `run` and `up` start the CPU OCR server.",
         env="GLMOCR_BASE_URL",
     )
-    api_key: SecretStr | None = common("Bearer token for the OCR server.", env="GLMOCR_API_KEY")
+    api_key: Token | None = common("Bearer token for the OCR server.", env="GLMOCR_API_KEY")
     model: str = common("Model name sent to the OCR server.", env="GLMOCR_MODEL")
     worker_concurrency: Forks = common(
         "Documents in flight: the number of forks of the ocr worker.",
@@ -291,7 +292,7 @@ class RunPodOptions(Section):
     endpoint_id: EndpointId | None = common(
         "Id of the endpoint that runs the handler image.", env="RUNPOD_ENDPOINT_ID"
     )
-    api_key: SecretStr | None = common("RunPod's API key.", env="RUNPOD_API_KEY")
+    api_key: Token | None = common("RunPod's API key.", env="RUNPOD_API_KEY")
     connect_timeout: Seconds = expert("Seconds to connect to RunPod.")
     request_timeout: Seconds = expert("Seconds without data after which a request is given up.")
     max_body_bytes: Bytes = expert(

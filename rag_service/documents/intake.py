@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -29,6 +30,8 @@ from rag_service.states import OcrMode, Priority, RunState, Stage
 
 DEFAULT_COLLECTION = "default"
 _COLLECTION = re.compile(r"[\w][\w .:/@+-]{0,127}")
+# ZERO WIDTH NON-JOINER and ZERO WIDTH JOINER.
+_JOINERS = "\u200c\u200d"
 _LONGEST_NAME = 255
 
 
@@ -96,9 +99,18 @@ def _priority(name: str | None) -> Priority:
 
 
 def display_name(name: str | None) -> str:
-    """Return the file name without its folders, for display only; it is never used as a path."""
-    base = " ".join(clean(PurePosixPath(PureWindowsPath(name or "").name).name).split())
+    """Return the file name without its folders, for display only; it is never used as a path.
+
+    Invisible marks, such as those that turn the direction of the text, are removed: with one,
+    `exe.pdf` can be shown as another name. The joiners of Persian and Indic words stay.
+    """
+    visible = "".join(letter for letter in clean(name or "") if not _is_invisible(letter))
+    base = " ".join(PurePosixPath(PureWindowsPath(visible).name).name.split())
     return base[:_LONGEST_NAME] or "unnamed"
+
+
+def _is_invisible(letter: str) -> bool:
+    return unicodedata.category(letter) == "Cf" and letter not in _JOINERS
 
 
 def require_backlog_space(settings: Settings) -> None:

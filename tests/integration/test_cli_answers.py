@@ -50,6 +50,28 @@ def test_ingest_reports_what_it_did_not_send(
     assert found["two lines.pdf"]["duplicate"] == "yes"
 
 
+@pytest.mark.parametrize("name", [None, "scans/letter.pdf"])
+def test_ingest_reads_a_document_from_stdin(
+    api: Api, make_pdf: Callable[..., bytes], name: str | None
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rag_service.cli.main", "ingest", "-", "--json"]
+        + (["--name", name] if name else []),
+        env=os.environ | {"RAG_SERVICE_URL": api.url},
+        input=make_pdf("a"), capture_output=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    sent = json.loads(done.stdout)
+    assert sent["file"] == "-"
+    assert api.get(sent["id"])["filename"] == (name or "stdin").rpartition("/")[2]
+
+
+def test_ingest_of_an_empty_stdin_is_refused(cli: Cli) -> None:
+    done = cli("ingest", "-")
+    assert done.returncode == 1
+    assert "empty_file" in done.stdout
+
+
 def test_a_mistyped_error_code_is_refused_with_a_suggestion(cli: Cli) -> None:
     for command in ("reprocess", "status"):
         done = cli(command, "--error", "encryptd_pdf")

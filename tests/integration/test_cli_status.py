@@ -106,6 +106,16 @@ def test_every_command_accepts_the_first_digits_of_an_id(api: Api, pile: dict[st
     assert f"No document {short['corrupt']}." in gone.stderr
 
 
+def test_delete_asks_about_known_documents_only(api: Api, pile: dict[str, str]) -> None:
+    unknown = command(api, "delete", pile["good"], "0" * 32)
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert f"No document {'0' * 32}." in unknown.stderr
+    known = command(api, "delete", pile["good"])
+    assert (known.returncode, known.stdout) == (2, "")
+    assert "--yes" in known.stderr
+    assert api.get(pile["good"])["status"] == "processed"
+
+
 def test_first_digits_of_several_documents_are_refused_with_the_ids(
     api: Api, make_pdf: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,10 +159,28 @@ def test_wrong_usage_is_status_2(command: tuple[str, ...]) -> None:
     assert run(*command).returncode == 2
 
 
-def test_delete_without_a_terminal_needs_yes() -> None:
-    done = run("delete", "0" * 32, RAG_SERVICE_URL="http://127.0.0.1:9")
-    assert done.returncode == 2
-    assert "--yes" in done.stderr
+@pytest.mark.parametrize(
+    "redirection", [">&-", "2>&-", "<&-", ">&- 2>&- <&-", "| true", "| head -1"]
+)
+@pytest.mark.parametrize("command", ["settings", "--help", "status"])
+def test_a_closed_stream_is_no_traceback(command: str, redirection: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m rag_service.cli.main {command} {redirection}"],
+        capture_output=True, text=True, env=os.environ | {"RAG_SERVICE_URL": "http://127.0.0.1:9"},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert "This is a bug" not in done.stderr
+
+
+def test_a_full_disk_behind_stdout_is_a_sentence() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m rag_service.cli.main settings > /dev/full"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_flower_beyond_loopback_needs_credentials() -> None:

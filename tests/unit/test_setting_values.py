@@ -79,6 +79,16 @@ def test_a_bad_value_is_refused_in_plain_words(monkeypatch, name, value, sentenc
     assert f"(environment: {name})" in refused.value.message
 
 
+@pytest.mark.parametrize("name", ["RAG_SERVICE_API_KEY", "GLMOCR_API_KEY", "RUNPOD_API_KEY"])
+@pytest.mark.parametrize("key", ["schlüssel", "two words", "line\nbreak", "鍵"])
+def test_a_key_that_no_header_can_contain_is_refused_without_showing_it(monkeypatch, name, key):
+    monkeypatch.setenv(name, key)
+    with pytest.raises(ConfigurationError, match="visible ASCII characters") as refused:
+        load_settings()
+    assert name in refused.value.message
+    assert key not in refused.value.message
+
+
 @pytest.mark.parametrize("option", options(), ids=lambda option: option.key)
 def test_no_option_answers_in_the_words_of_a_library(monkeypatch, option):
     monkeypatch.setenv(option.env, "\x01?")
