@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from functools import cache
 from typing import NoReturn
 
@@ -33,12 +34,13 @@ from workers import fork_deaths
 from workers.fork_deaths import Report
 from workers.memory_guard import MemoryGuard
 from workers.run_guard import RunGuard, Work
-from workers.worker_state import fork_count, ocr_server, worker_id
+from workers.worker_state import fork_count, is_draining, ocr_server, worker_id
 
 log = logging.getLogger(__name__)
 
 # The status of a fork that ends itself (sysexits.h: an error of the operating system).
 EXIT_STATUS = os.EX_OSERR
+_DATABASE_RETRY_SECONDS = 1.0
 _memory_guard = MemoryGuard()
 
 
@@ -171,24 +173,40 @@ async def _run_guarded(run: ClaimedRun, work: Work) -> None:
 
 
 def _handle_error(run: ClaimedRun, error: Exception) -> str:
-    """Fail or release the run, depending on the error. Never raises."""
-    try:
-        return _fail_or_release(run, error)
-    except LeaseLost:
-        return "the lease was lost"
-    except DatabaseError as outage:
-        log.exception("Run %s stays claimed until its lease expires", run.id)
-        return f"PostgreSQL error: {error_summary(outage)}"
+    """Fail or release the run, depending on the error. Never raises.
+
+    In an outage of PostgreSQL it tries until that is over: a run that stays claimed is silent until
+    its lease expires.
+    """
+    noted = False
+    while True:
+        try:
+            return _fail_or_release(run, error)
+        except LeaseLost:
+            return "the lease was lost"
+        except DatabaseError as outage:
+            if not is_outage(outage) or is_draining():
+                log.exception("Run %s stays claimed until its lease expires", run.id)
+                return f"PostgreSQL error: {error_summary(outage)}"
+            if not noted:
+                log.warning("Cannot release run %s yet: %s", run.id, error_summary(outage))
+            noted = True
+        time.sleep(_DATABASE_RETRY_SECONDS)
 
 
 def _fail_or_release(run: ClaimedRun, error: Exception) -> str:
     if isinstance(error, LeaseLost):
+        # It is still held if the lease could not be renewed in an outage of PostgreSQL.
+        leases.release(run)
         return "the lease was lost"
     if isinstance(error, Draining):
         leases.release(run)
         return "released: the worker is shutting down"
     if isinstance(error, OcrOutage):
         return _park(run, error)
+    if isinstance(error, DatabaseError) and is_outage(error):
+        leases.release(run, retry_in=_DATABASE_RETRY_SECONDS)
+        return f"released: {error_summary(error)}"
     if not isinstance(error, DocumentError):
         raise error
     runs.fail(run, error)

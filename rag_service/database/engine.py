@@ -8,17 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from psycopg import Error as PostgresError
-from psycopg.errors import UndefinedColumn, UndefinedTable
 from sqlalchemy import Connection as Connection
-from sqlalchemy import Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
+from sqlalchemy import Engine, ExceptionContext, create_engine, event, text
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.exc import SQLAlchemyError as DatabaseError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from rag_service.config.loader import get_settings
 from rag_service.config.options import Settings
+from rag_service.database.outages import (
+    as_unavailable,
+    error_summary,
+    is_outage,
+    leaves_stale_connections,
+)
 from rag_service.errors import ConfigurationError, DatabaseUnavailable
 
 # `Connection` and `DatabaseError` are SQLAlchemy's; other packages import them from here.
@@ -31,9 +34,7 @@ __all__ = [
     "error_summary",
     "get_engine",
     "is_outage",
-    "needs_migration",
     "ping",
-    "postgres_message",
 ]
 
 _engines: dict[int, Engine] = {}
@@ -105,7 +106,17 @@ def make_engine(settings: Settings) -> Engine:
         },
     )
     _ping_when_unused(engine)
+    _drop_stale_connections(engine)
     return engine
+
+
+def _drop_stale_connections(engine: Engine) -> None:
+    """Replace all connections of the pool after an error that shows that they are stale."""
+
+    @event.listens_for(engine, "handle_error")
+    def mark(context: ExceptionContext) -> None:
+        if leaves_stale_connections(context.original_exception):
+            context.is_disconnect = True
 
 
 def _ping_when_unused(engine: Engine) -> None:
@@ -145,49 +156,14 @@ def begin() -> Iterator[Connection]:
         yield connection
 
 
-def is_outage(error: DatabaseError) -> bool:
-    """Return whether PostgreSQL was unreachable or had no free connection: retry later."""
-    if isinstance(error, InterfaceError | OperationalError | PoolTimeout):
-        return True
-    return isinstance(error, DBAPIError) and error.connection_invalidated
-
-
-def error_summary(error: DatabaseError) -> str:
-    """Return the first line of the driver's message, for logs: no statement, no parameters."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return str(cause).strip().partition("\n")[0]
-
-
-def postgres_message(error: DatabaseError) -> str | None:
-    """Return PostgreSQL's message (`No space left on device`), or None if it did not answer."""
-    cause = error.orig if isinstance(error, DBAPIError) else None
-    return cause.diag.message_primary if isinstance(cause, PostgresError) else None
-
-
-def needs_migration(error: DatabaseError) -> bool:
-    """Return whether the statement failed because tables are missing or of another version."""
-    return isinstance(error, DBAPIError) and isinstance(
-        error.orig, UndefinedTable | UndefinedColumn
-    )
-
-
-def as_unavailable(error: DatabaseError) -> DatabaseUnavailable | None:
-    """Return the error that a caller is given; None for an error that is not an outage.
-
-    Its message never holds the address of the server.
-    """
-    if needs_migration(error):
-        return DatabaseUnavailable("The database is not migrated: run `rag-service migrate`.")
-    if not is_outage(error):
-        return None
-    reason = postgres_message(error)
-    return DatabaseUnavailable(f"PostgreSQL error: {reason}." if reason else None)
-
-
 def ping() -> None:
-    """Raise DatabaseUnavailable if PostgreSQL does not answer."""
+    """Raise DatabaseUnavailable if PostgreSQL does not answer or cannot be written to."""
     try:
         with get_engine().connect() as connection:
-            connection.execute(text("SELECT 1"))
-    except OperationalError as error:
-        raise DatabaseUnavailable(f"PostgreSQL does not answer: {error.orig}") from error
+            read_only = connection.scalar(text("SELECT current_setting('transaction_read_only')"))
+    except DatabaseError as error:
+        raise (as_unavailable(error) or DatabaseUnavailable(error_summary(error))) from error
+    if read_only == "on":
+        # After a failover, new connections may reach the new primary server.
+        get_engine().dispose()
+        raise DatabaseUnavailable("PostgreSQL is read-only, as after a failover.")

@@ -14,7 +14,13 @@ from pydantic import BaseModel
 
 from rag_service.config.options import Settings
 from rag_service.database import schema
-from rag_service.database.engine import begin, ping
+from rag_service.database.engine import (
+    DatabaseError,
+    as_unavailable,
+    begin,
+    error_summary,
+    ping,
+)
 from rag_service.documents.storage import DocumentStore
 from rag_service.errors import ConfigurationError, RagServiceError
 from rag_service.jobs import live_workers, server_samples, server_state, wake_ups
@@ -54,12 +60,16 @@ class Health(BaseModel):
 
 
 def database_faults() -> list[Fault]:
-    """Return a fault if PostgreSQL does not answer or lacks this version's tables."""
+    """Return a fault if PostgreSQL does not answer, is read-only or lacks this version's tables."""
     try:
         ping()
         schema.require_migrated()
     except RagServiceError as error:
         return [Fault(name="database", message=error.message)]
+    except DatabaseError as error:
+        outage = as_unavailable(error)
+        message = outage.message if outage else error_summary(error)
+        return [Fault(name="database", message=message)]
     return []
 
 
