@@ -26,6 +26,10 @@ app.conf.update(
     # The epoch fences what a lost child may still have sent: no need to wait 10 s for it.
     worker_lost_wait=0.1,
     worker_cancel_long_running_tasks_on_connection_loss=False,
+    # A broker that answers with an error (READONLY, OOM, MISCONF) is waited for, too.
+    broker_channel_error_retry=True,
+    broker_transport="workers.celery_transport:TolerantTransport",
+    worker_consumer="workers.celery_transport:PatientConsumer",
     worker_send_task_events=True,
     task_send_sent_event=True,
     worker_hijack_root_logger=False,

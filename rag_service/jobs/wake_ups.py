@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 # What Flower and the logs call the two kinds of work.
 TASK_NAMES = {Stage.PREPARE: "prepare document", Stage.OCR: "read pages"}
 _CONNECT_SECONDS = 2.0
+_NO_QUEUE = "rag_service:no queue"
 _SCHEMES = ("redis://", "rediss://")
 _import_lock = Lock()
 
@@ -116,7 +117,7 @@ def queue_length(stage: Stage) -> int | None:
 
 
 def ping(settings: Settings) -> str | None:
-    """Return None if the broker answers, else the reason why it does not."""
+    """Return None if the broker can take wake-up messages, else the reason why it cannot."""
     import redis
 
     client = redis.Redis.from_url(
@@ -125,7 +126,11 @@ def ping(settings: Settings) -> str | None:
         socket_timeout=_CONNECT_SECONDS,
     )
     try:
-        client.ping()
+        # A write that changes nothing: there is no such list to append to. A broker that is
+        # read-only, full or cannot save refuses it as it would refuse a message.
+        client.rpushx(_NO_QUEUE, "")
+        for stage in Stage:
+            client.llen(stage.value)
     except redis.RedisError as error:
         return str(error)
     finally:

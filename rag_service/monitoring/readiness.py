@@ -90,7 +90,7 @@ def broker_faults(settings: Settings) -> list[Fault]:
         reason = error.message
     if reason is None:
         return []
-    message = f"Cannot reach the broker; documents are accepted and wait for it. {reason}"
+    message = f"The broker takes no messages; documents are accepted and wait for it. {reason}"
     return [Fault(name="broker", message=message)]
 
 
