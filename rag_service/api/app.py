@@ -18,8 +18,10 @@ from rag_service.api import (
     document_routes,
     early_response,
     event_stream,
+    head_requests,
     health_routes,
     metrics_route,
+    openapi_document,
     page_routes,
     problems,
     remote_job_routes,
@@ -70,7 +72,9 @@ def create_app(settings: Settings) -> FastAPI:
     for part in _PARTS:
         app.include_router(part.router)
     problems.install(app, (route for part in _PARTS for route in part.router.routes))
+    openapi_document.install(app)
     # The last middleware added handles a request first.
+    app.add_middleware(head_requests.HeadRequests)
     app.add_middleware(auth.AccessControl, api=settings.api)
     app.add_middleware(problems.CatchAll)
     app.add_middleware(early_response.EarlyResponse)

@@ -6,6 +6,7 @@ reach the service under another host name (DNS rebinding).
 
 from __future__ import annotations
 
+import base64
 import hmac
 from urllib.parse import urlsplit
 
@@ -21,6 +22,9 @@ from rag_service.errors import ConfigurationError, Forbidden, Unauthorized
 OPEN_PATHS = frozenset({"/health/live"})
 # The token in a webhook's path takes the place of the key.
 WEBHOOKS = "/webhooks/runpod/"
+# A browser cannot send a bearer key, so these read-only pages also take it as a password.
+_BROWSER_PATHS = frozenset({"/", "/docs", "/openapi.json"})
+_BOTH_SCHEMES = 'Bearer realm="rag_service", Basic realm="rag_service", charset="UTF-8"'
 _HTTP_PORT = 80
 
 
@@ -57,12 +61,25 @@ class AccessControl:
             return self._refuse_foreign(headers, hosts)
         if path in OPEN_PATHS or path.startswith(WEBHOOKS) or self._has_key(headers):
             return None
-        return problems.error_response(Unauthorized())
+        if path not in _BROWSER_PATHS:
+            return problems.error_response(Unauthorized())
+        if self._has_password(headers):
+            return None
+        return problems.error_response(Unauthorized(), {"WWW-Authenticate": _BOTH_SCHEMES})
 
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(given.strip().encode("latin-1"), self._key or b"")
         return same and scheme.lower() == "bearer"
+
+    def _has_password(self, headers: Headers) -> bool:
+        """Return whether a browser sent the key as the password, under any name."""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        try:
+            _, _, password = base64.b64decode(given.strip(), validate=True).partition(b":")
+        except ValueError:
+            return False
+        return hmac.compare_digest(password, self._key or b"") and scheme.lower() == "basic"
 
     def _refuse_foreign(self, headers: Headers, hosts: frozenset[str]) -> Response | None:
         host = headers.get("host", "").lower()

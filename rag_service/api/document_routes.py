@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import anyio
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, StringConstraints
 
@@ -20,10 +20,17 @@ from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import ApiResources, Resources
 from rag_service.documents import deletion
 from rag_service.documents.decryption import unlocked
-from rag_service.documents.intake import Accepted, accept, check_options, require_backlog_space
+from rag_service.documents.intake import (
+    COLLECTION_PATTERN,
+    Accepted,
+    accept,
+    check_options,
+    require_backlog_space,
+)
 from rag_service.errors import InvalidOptions, NotFound
 from rag_service.knowledgebase.document_queries import Filter, get_document, list_documents
 from rag_service.knowledgebase.views import DocumentView
+from rag_service.parsers.registry import PARSERS
 from rag_service.states import OcrMode, Priority, RunState
 
 router = APIRouter(tags=["documents"], dependencies=[KNOWN_PARAMETERS_ONLY])
@@ -49,7 +56,12 @@ def no_such_document(document_id: str) -> NotFound:
     return NotFound(f"No document {document_id[:_SHOWN_LETTERS]}.")
 
 
-async def _path_id(document_id: str) -> str:
+async def _path_id(
+    document_id: Annotated[
+        str,
+        Path(description="The document's id.", examples=["0b1f5e0c9a5d4c1f8b7e6d5c4b3a2918"]),
+    ],
+) -> str:
     return require_id(document_id)
 
 
@@ -69,14 +81,16 @@ class AcceptedView(BaseModel):
 class DocumentList(BaseModel):
     """One page of the list of documents, newest first."""
 
-    documents: list[DocumentView]
+    documents: list[DocumentView] = Field(description="The documents, newest first.")
     next_cursor: str | None = Field(
         description="Send it as `cursor` to get the next page; null on the last page."
     )
 
 
 class CancelView(BaseModel):
-    id: str
+    """Whether there was a run to cancel."""
+
+    id: str = Field(description="The document's id.")
     cancelled: bool = Field(description="False if the document had no active run.")
 
 
@@ -88,6 +102,7 @@ _UPLOAD_FORM: dict[str, Any] = {
                 "schema": {
                     "type": "object",
                     "required": [upload.FILE],
+                    "additionalProperties": False,
                     "properties": {
                         upload.FILE: {
                             "type": "string",
@@ -97,10 +112,12 @@ _UPLOAD_FORM: dict[str, Any] = {
                         "collection": {
                             "type": "string",
                             "default": "default",
+                            "pattern": f"{COLLECTION_PATTERN}|^$",
                             "description": "The collection that the document is added to.",
                         },
                         "parser": {
                             "type": "string",
+                            "enum": sorted(PARSERS),
                             "description": "The parser that reads the pages; "
                             "default: the setting parser.default.",
                         },
@@ -206,7 +223,11 @@ def documents(
     collection: Annotated[ShortText | None, Query(description="Name of the collection.")] = None,
     error: Annotated[
         ShortText | None,
-        Query(description="Error code of the newest run.", examples=["encrypted_pdf"]),
+        Query(
+            description="Error code of the newest run.",
+            examples=["encrypted_pdf"],
+            json_schema_extra={"enum": sorted(errors.outcome_codes())},
+        ),
     ] = None,
     id_prefix: Annotated[
         str | None,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Literal
 
 import anyio
 from fastapi import APIRouter, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rag_service.api.resources import Resources
 from rag_service.monitoring import readiness
@@ -17,13 +18,13 @@ router = APIRouter(prefix="/health", tags=["health"])
 
 
 class LivenessView(BaseModel):
-    status: str
+    status: Literal["alive"] = Field(default="alive", description="Always `alive`.")
 
 
 @router.get("/live", summary="Liveness of the process")
 async def live() -> LivenessView:
     """Return 200 while the process answers. No key is needed."""
-    return LivenessView(status="alive")
+    return LivenessView()
 
 
 @router.get(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Annotated
 
 import anyio
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
@@ -33,14 +32,16 @@ _MOST_LISTED = 500
 _STREAMED = 20
 _CACHED = "private, max-age=3600"
 _LARGEST_INT = 2**31 - 1
-_BBOX = re.compile(r"([0-9]{1,4}),([0-9]{1,4}),([0-9]{1,4}),([0-9]{1,4})")
+PageNumber = Annotated[int, Path(description="The number of the page, from 1.", examples=[1])]
+_THOUSANDTHS = "(1000|[0-9]{1,3})"
+_BBOX = f"^{_THOUSANDTHS}(,{_THOUSANDTHS}){{3}}$"
 
 
 class PageList(BaseModel):
     """Some pages of the document's current run."""
 
-    run_id: str
-    pages: list[PageView]
+    run_id: str = Field(description="The run that the pages belong to.")
+    pages: list[PageView] = Field(description="The pages in order.")
     next_after: int | None = Field(
         description="Send it as `after` to get the next pages; null at the end."
     )
@@ -71,7 +72,7 @@ def pages(
     summary="Show a page",
     responses=error_responses(NotFound),
 )
-def page(document_id: DocumentId, number: int) -> WholePageView:
+def page(document_id: DocumentId, number: PageNumber) -> WholePageView:
     """Return one page with its regions. The first page is 1."""
     run_id = _require_run(document_id)
     found = get_page(run_id, number) if 1 <= number <= _LARGEST_INT else None
@@ -108,7 +109,7 @@ def _require_run(document_id: str) -> str:
 )
 async def image(
     document_id: DocumentId,
-    number: int,
+    number: PageNumber,
     resources: Resources,
     dpi: Annotated[
         int | None,
@@ -117,12 +118,15 @@ async def image(
     bbox: Annotated[
         str | None,
         Query(
-            description="A part of the page: x1,y1,x2,y2 in thousandths of its width and height, "
-            "from the top left; default: the whole page.",
+            pattern=_BBOX,
+            description="A part of the page by two of its corners: x1,y1,x2,y2 in thousandths of "
+            "its width and height, from the top left; default: the whole page.",
             examples=["100,250,900,600"],
         ),
     ] = None,
-    if_none_match: Annotated[str | None, Header()] = None,
+    if_none_match: Annotated[
+        str | None, Header(description="The `ETag` of the image that the caller has.")
+    ] = None,
 ) -> Response:
     """Render a page, or a part of it, from the stored file. The first page is 1.
 
@@ -141,14 +145,10 @@ async def image(
 
 def _box(text: str) -> Bbox:
     """Return the box. Raises InvalidOptions."""
-    found = _BBOX.fullmatch(text)
-    if found is not None:
-        left, top, right, bottom = (int(edge) for edge in found.groups())
-        if left < right <= 1000 and top < bottom <= 1000:
-            return left, top, right, bottom
-    raise InvalidOptions(
-        "bbox: four whole numbers x1,y1,x2,y2 from 0 to 1000, with x1 < x2 and y1 < y2."
-    )
+    x1, y1, x2, y2 = map(int, text.split(","))
+    if x1 == x2 or y1 == y2:
+        raise InvalidOptions("bbox: the corners x1,y1 and x2,y2 must differ in both directions.")
+    return min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
 
 
 def _require_source(document_id: str) -> StoredSource:

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_service import errors
+from rag_service.config.explanations import message_of
 from rag_service.database.engine import DatabaseError, as_unavailable, error_summary
 from rag_service.errors import RagServiceError
 from rag_service.runtime.process_resources import shortage_in
@@ -65,14 +66,14 @@ _GENERAL = (
 class FieldProblem(BaseModel):
     """A value that is not valid, and why. The value itself is not repeated."""
 
-    field: str
-    message: str
+    field: str = Field(description="The name of the field.")
+    message: str = Field(description="Why its value is not valid.")
 
 
 class Problem(BaseModel):
     """Problem details (RFC 9457). `code` is stable; `detail` is a sentence for people."""
 
-    type: str = "about:blank"
+    type: str = Field(default="about:blank", description="Always about:blank: the code says more.")
     title: str = Field(description="The name of the HTTP status.")
     status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What went wrong, as a sentence; its wording may change.")
@@ -113,10 +114,18 @@ def error_response(
     error: RagServiceError, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Return the error as a response. The text of a server error (500) goes to the log only."""
-    status = next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
-    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    if _status_of(error) == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("A request failed", exc_info=error)
-        return problem_response(status, errors.Internal.code, errors.Internal.default_message)
+        error = errors.Internal()
+    return _response_of(error, headers)
+
+
+def _status_of(error: RagServiceError) -> int:
+    return next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
+
+
+def _response_of(error: RagServiceError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    status = _status_of(error)
     return problem_response(
         status,
         error.code,
@@ -142,7 +151,7 @@ def error_responses(*classes: type[RagServiceError]) -> dict[int | str, dict[str
     Each error's code names an example.
     """
     responses: dict[int | str, dict[str, Any]] = {}
-    for example in (error_response(cls()) for cls in (*classes, *_GENERAL)):
+    for example in (_response_of(cls()) for cls in (*classes, *_GENERAL)):
         status = example.status_code
         found = responses.setdefault(
             status,
@@ -190,7 +199,7 @@ async def _answer_invalid_request(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     fields = [
-        FieldProblem(field=_field_name(found["loc"]), message=found["msg"])
+        FieldProblem(field=_field_name(found["loc"]), message=message_of(found))
         for found in error.errors()
     ]
     detail = "; ".join(f"{field.field}: {field.message}" for field in fields)
@@ -225,6 +234,9 @@ def _allowed_methods(scope: Scope, error: HTTPException, routes: Sequence[Route]
     for route in routes:
         if route.matches(scope)[0] is not Match.NONE:
             methods |= route.methods or set()
+    if "GET" in methods:
+        # HeadRequests answers it.
+        methods.add("HEAD")
     return ", ".join(sorted(methods))
 
 

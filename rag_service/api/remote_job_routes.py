@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rag_service.api.document_routes import DocumentId, require_document
 from rag_service.api.problems import error_responses
@@ -19,7 +19,7 @@ router = APIRouter(tags=["documents"], dependencies=[KNOWN_PARAMETERS_ONLY])
 class JobList(BaseModel):
     """All jobs that were posted for the document's pages, oldest first."""
 
-    jobs: list[JobView]
+    jobs: list[JobView] = Field(description="The jobs, oldest first.")
 
 
 @router.get(

@@ -19,17 +19,20 @@ from rag_service.api.document_routes import DocumentId, ShortText
 from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Resources
+from rag_service.config.explanations import message_of
 from rag_service.config.options import Settings
 from rag_service.documents.decryption import unlock_stored
 from rag_service.documents.reprocess import Change, check_change, reprocess
 from rag_service.errors import AlreadyActive, InvalidOptions
 from rag_service.knowledgebase.selection import Selectors
 from rag_service.knowledgebase.views import Action, Redo
+from rag_service.parsers.registry import PARSERS
 from rag_service.states import OcrMode, Priority
 
 router = APIRouter(tags=["reprocess"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
-_BODY_BYTES = 64 * 1024
+# The most ids, each of the longest accepted length, fit.
+_BODY_BYTES = 512 * 1024
 _MOST_IDS = 1000
 _MOST_DPI = 10_000
 
@@ -42,18 +45,28 @@ class _Changes(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    parser: ShortText | None = None
+    parser: ShortText | None = Field(
+        None,
+        description="The parser that reads the pages.",
+        json_schema_extra={"enum": [*sorted(PARSERS)]},
+    )
     ocr: ShortText | None = Field(
-        None, json_schema_extra={"enum": [mode.value for mode in OcrMode]}
+        None,
+        description="Pages that the OCR server reads.",
+        json_schema_extra={"enum": [mode.value for mode in OcrMode]},
     )
     all_pages: bool = Field(False, description="Also read good pages again.")
     pages: ShortText | None = Field(
         None,
         description="Read only these pages again; other good pages are kept.",
         examples=["3,7-9"],
+        json_schema_extra={"pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"},
     )
     priority: str = Field(
-        Priority.BULK.name.lower(), pattern="^(interactive|bulk)$", examples=["bulk"]
+        Priority.BULK.name.lower(),
+        pattern="^(interactive|bulk)$",
+        description="interactive runs are claimed before bulk runs.",
+        json_schema_extra={"enum": [p.name.lower() for p in Priority]},
     )
 
     def checked(self) -> Change:
@@ -78,10 +91,14 @@ class ReprocessBody(_Changes):
 class ReprocessManyBody(_Changes):
     """The body of `POST /reprocess`. A document must match all selectors that are given."""
 
-    ids: list[ShortText] = Field([], max_length=_MOST_IDS)
+    ids: list[ShortText] = Field([], max_length=_MOST_IDS, description="Documents with these ids.")
     failed: bool = Field(False, description="Documents whose newest run failed.")
-    error: ShortText | None = Field(None, description="Error code of the newest run or of a page.")
-    collection: ShortText | None = None
+    error: ShortText | None = Field(
+        None,
+        description="Error code of the newest run or of a page.",
+        json_schema_extra={"enum": [*sorted(errors.outcome_codes())]},
+    )
+    collection: ShortText | None = Field(None, description="Documents of this collection.")
     since: AwareDatetime | None = Field(
         None, description="Documents whose newest run ended at or after this time."
     )
@@ -108,9 +125,9 @@ class ReprocessManyBody(_Changes):
 class ReprocessList(BaseModel):
     """The action for each selected document, and the number of documents for each action."""
 
-    documents: list[Redo]
-    counts: dict[Action, int]
-    dry_run: bool
+    documents: list[Redo] = Field(description="Each selected document.")
+    counts: dict[Action, int] = Field(description="Documents by action.")
+    dry_run: bool = Field(description="Nothing was changed.")
 
 
 _JSON = "application/json"
@@ -178,10 +195,12 @@ def _checked(model: type[_Body], body: bytes | dict[str, str]) -> _Body:
     """Return the body from JSON or from form fields. An empty form field counts as left out."""
     try:
         if isinstance(body, bytes):
-            return model.model_validate_json(body)
+            return model.model_validate_json(body, strict=True)
         return model.model_validate({name: value for name, value in body.items() if value})
     except ValidationError as error:
-        found = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()]
+        found = [
+            f"{'.'.join(map(str, e['loc'])) or 'body'}: {message_of(e)}" for e in error.errors()
+        ]
         # `from None`: the original error repeats the values, and one may be the password.
         raise InvalidOptions("; ".join(found)) from None
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
@@ -21,6 +21,9 @@ from rag_service.knowledgebase.views import (
     ServerView,
     SummaryView,
 )
+
+# Seven days.
+_LONGEST_SECONDS = 604_800
 
 router = APIRouter(tags=["servers"], dependencies=[KNOWN_PARAMETERS_ONLY])
 
@@ -38,14 +41,20 @@ def summary() -> SummaryView:
 class ServerList(BaseModel):
     """The OCR servers that maintenance sampled recently."""
 
-    servers: list[ServerView]
+    servers: list[ServerView] = Field(description="Each server with its newest sample.")
 
 
 @router.get("/servers", summary="Load of the OCR servers", responses=error_responses())
 def servers(
     resources: Resources,
     seconds: Annotated[
-        float, Query(ge=0, description="Also return the samples of this number of seconds.")
+        float,
+        Query(
+            ge=0,
+            le=_LONGEST_SECONDS,
+            allow_inf_nan=False,
+            description="Also return the samples of this number of seconds.",
+        ),
     ] = 0,
 ) -> ServerList:
     """Return the newest sample of each server with its diagnosis and the remedy.

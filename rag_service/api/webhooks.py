@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import anyio
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field, ValidationError
 
+from rag_service.api.problems import error_responses
 from rag_service.api.upload import read_body
-from rag_service.errors import InvalidOptions, NotFound
+from rag_service.errors import InvalidOptions, NotFound, TooLarge
 from rag_service.jobs import remote_jobs
 from rag_service.runpod.job_keys import token_digest
 
@@ -20,15 +23,30 @@ _MAX_BYTES = 24 * 1024 * 1024
 class JobNotice(BaseModel):
     """The part of the webhook's body that is used: the id of the job."""
 
-    id: str = Field(min_length=1, max_length=200)
+    id: str = Field(min_length=1, max_length=200, description="RunPod's id of the job.")
 
 
 class WebhookReceipt(BaseModel):
-    heard: bool
+    """The notice was accepted."""
+
+    heard: bool = Field(description="Always true.")
 
 
-@router.post("/runpod/{token}", summary="Receive RunPod's notice that a job has ended")
-async def runpod(token: str, request: Request) -> WebhookReceipt:
+@router.post(
+    "/runpod/{token}",
+    summary="Receive RunPod's notice that a job has ended",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": JobNotice.model_json_schema()}},
+        }
+    },
+    responses=error_responses(NotFound, InvalidOptions, TooLarge),
+)
+async def runpod(
+    token: Annotated[str, Path(description="The token of the post, which is its key.")],
+    request: Request,
+) -> WebhookReceipt:
     """Poll the job at once. If the answer of its post was lost, the id of the body is adopted
     after RunPod has confirmed it. Nothing else of the body is used.
     """

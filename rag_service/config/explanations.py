@@ -13,26 +13,37 @@ from rag_service.config.option_list import PREFIXES, Option, derived_env, option
 
 # Pydantic's type of error for a key that is not in the tree.
 _UNKNOWN_KEY = "extra_forbidden"
-# What a value must be, by pydantic's type of error; the braces are filled from its context.
-_MUST_BE = {
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "path_type": "a path",
-    "list_type": "a list",
-    "model_type": "a section with keys and values",
-    "literal_error": "{expected}",
-    "enum": "{expected}",
-    "greater_than": "above {gt:g}",
-    "greater_than_equal": "at least {ge:g}",
-    "less_than": "below {lt:g}",
-    "less_than_equal": "at most {le:g}",
+# What is wrong with a value, by pydantic's type of error; the braces are filled from its context.
+_MESSAGES = {
+    "missing": "is required",
+    "extra_forbidden": "is unknown",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_long": "must have at most {max_length} items",
+    "string_pattern_mismatch": "must match {pattern}",
+    "datetime_from_date_parsing": "must be a time such as 2026-03-01T14:30:00Z",
+    "datetime_parsing": "must be a time such as 2026-03-01T14:30:00Z",
+    "datetime_type": "must be a time such as 2026-03-01T14:30:00Z",
+    "timezone_aware": "must have an offset, as in 2026-03-01T14:30:00Z",
+    "json_invalid": "is not valid JSON: {error}",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "path_type": "must be a path",
+    "list_type": "must be a list",
+    "model_type": "must be a section with keys and values",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
 }
 # Least similarity, 0 to 1, of two names that may be the same, of their letters alone, and the most
 # that a second proposal may be behind the first; found with the names in
@@ -61,9 +72,9 @@ def explain(error: ValidationError) -> str:
 
 
 def message_of(problem: Mapping[str, Any]) -> str:
-    """Return what the value must be, in plain words. The value itself is not shown."""
-    if (form := _MUST_BE.get(problem["type"])) is not None:
-        return "must be " + form.format(**problem.get("ctx", {}))
+    """Return what is wrong with a value, in plain words. The value itself is not shown."""
+    if (form := _MESSAGES.get(problem["type"])) is not None:
+        return form.format(**problem.get("ctx", {}))
     message: str = problem["msg"]
     return message.removeprefix("Value error, ")
 

@@ -78,8 +78,8 @@ def _check_secret_url(url: SecretStr) -> SecretStr:
 def _check_token(token: SecretStr) -> SecretStr:
     """Refuse what no HTTP header can contain. The message does not show the token."""
     text = token.get_secret_value()
-    if not (text.isascii() and text.isprintable() and " " not in text):
-        raise ValueError("must consist of visible ASCII characters, without spaces")
+    if not (text.isascii() and text.isprintable() and text == text.strip()):
+        raise ValueError("must consist of visible ASCII characters, without spaces around them")
     return token
 
 

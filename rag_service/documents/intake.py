@@ -29,7 +29,8 @@ from rag_service.parsers.registry import require_parser
 from rag_service.states import OcrMode, Priority, RunState, Stage
 
 DEFAULT_COLLECTION = "default"
-_COLLECTION = re.compile(r"[\w][\w .:/@+-]{0,127}")
+COLLECTION_PATTERN = r"^\w[\w .:/@+-]{0,127}$"
+_COLLECTION = re.compile(COLLECTION_PATTERN)
 # ZERO WIDTH NON-JOINER and ZERO WIDTH JOINER.
 _JOINERS = "\u200c\u200d"
 _LONGEST_NAME = 255

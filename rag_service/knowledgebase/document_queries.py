@@ -24,6 +24,7 @@ from rag_service.knowledgebase.views import (
 from rag_service.knowledgebase.waiting_reasons import waiting_reason
 from rag_service.states import (
     TERMINAL,
+    OcrMode,
     PageState,
     RunState,
     Stage,
@@ -216,7 +217,7 @@ def _view(row: Row[Any], data: _RunData) -> DocumentView:
         waiting_for=row.waiting_for,
         queue_position=data.positions.get(latest.id),
         parser=run.parser,
-        ocr=run.ocr,
+        ocr=OcrMode(run.ocr),
         pages=pages,
         eta_seconds=_eta(latest, latest_pages, row.now),
         error=error_view(run),

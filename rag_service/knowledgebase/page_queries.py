@@ -15,7 +15,7 @@ from rag_service.knowledgebase.views import (
     WarningView,
     WholePageView,
 )
-from rag_service.states import TERMINAL, PageState
+from rag_service.states import TERMINAL, PagePlan, PageState
 
 
 def shown_run_id(document_id: str) -> str | None:
@@ -69,7 +69,7 @@ def _page_view(page: Page, *, has_ended: bool) -> PageView:
     never_read = has_ended and page.state == PageState.PENDING
     return PageView(
         number=page.number,
-        plan=page.plan,
+        plan=PagePlan(page.plan),
         plan_reason=page.plan_reason,
         status=PageStatus.NOT_READ if never_read else PageStatus(page.state),
         markdown=page.markdown,

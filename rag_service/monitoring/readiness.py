@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rag_service.config.options import Settings
 from rag_service.database import schema
@@ -34,8 +34,8 @@ from rag_service.states import ServerState, Stage
 class Fault(BaseModel):
     """A fault and its effect."""
 
-    name: str
-    message: str
+    name: str = Field(description="A stable name of the fault.", examples=["ocr_worker"])
+    message: str = Field(description="What is wrong, its effect, and the way out.")
 
 
 class HealthStatus(StrEnum):
@@ -47,9 +47,9 @@ class HealthStatus(StrEnum):
 class Health(BaseModel):
     """The faults by effect: `failed` stops the service, `degraded` makes documents wait."""
 
-    status: HealthStatus
-    failed: list[Fault]
-    degraded: list[Fault]
+    status: HealthStatus = Field(description="The worst effect of the faults.")
+    failed: list[Fault] = Field(description="Faults that stop the service.")
+    degraded: list[Fault] = Field(description="Faults that make documents wait.")
 
     @classmethod
     def of(cls, failed: list[Fault], degraded: list[Fault]) -> Health:

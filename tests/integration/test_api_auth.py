@@ -133,3 +133,21 @@ def test_without_a_key_pages_of_other_origins_are_refused(api, make_pdf):
         )
         assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), origin
     assert api.client.get("/documents").json()["documents"] == []
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/"])
+def test_a_browser_opens_the_docs_with_the_key_as_password(locked, path):
+    refused = locked.client.get(path)
+    assert refused.status_code == 401
+    assert "Basic realm" in refused.headers["www-authenticate"]
+    assert locked.client.get(path, auth=("any name", KEY)).status_code in (200, 307)
+    assert locked.client.get(path, auth=("any name", KEY + "x")).status_code == 401
+    assert locked.client.get(path, headers={"authorization": "Basic %%%"}).status_code == 401
+
+
+def test_a_browsers_password_opens_nothing_else(locked):
+    """A browser also sends it for a form on another site."""
+    for method, path in (("GET", "/documents"), ("POST", "/reprocess"), ("GET", "/metrics")):
+        answer = locked.client.request(method, path, auth=("any name", KEY))
+        assert answer.status_code == 401, path
+        assert "Basic" not in answer.headers["www-authenticate"]

@@ -307,10 +307,10 @@ def test_an_unknown_route_is_a_problem_that_names_it(api):
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/documents", "GET, POST"),
-        ("PATCH", f"/documents/{'0' * 32}", "DELETE, GET"),
+        ("PUT", "/documents", "GET, HEAD, POST"),
+        ("PATCH", f"/documents/{'0' * 32}", "DELETE, GET, HEAD"),
         ("GET", "/reprocess", "POST"),
-        ("OPTIONS", "/health/live", "GET"),
+        ("OPTIONS", "/health/live", "GET, HEAD"),
         ("POST", "/openapi.json", "GET, HEAD"),
     ],
 )
@@ -320,6 +320,20 @@ def test_a_wrong_method_is_refused_with_the_methods_that_the_path_takes(api, met
     assert answer.headers["allow"] == allowed
     assert allowed in found["detail"]
     assert method in found["detail"]
+
+
+def test_head_has_the_head_of_get_without_its_body(api, make_pdf, work_off):
+    document_id = api.add(make_pdf("a"))
+    # The document is not finished, so its stream of events would go on.
+    for path in ("", "/events", "/pages", "/markdown", "/pages/1/image"):
+        head = api.client.head(f"/documents/{document_id}{path}")
+        assert (head.status_code, head.content) == (200, b""), path
+    for path in ("/health/live", "/docs", "/openapi.json", "/documents"):
+        head, get = api.client.head(path), api.client.get(path)
+        assert head.headers["content-type"] == get.headers["content-type"]
+        assert head.headers["content-length"] == get.headers["content-length"]
+    assert api.client.head("/documents/nope").status_code == 404
+    assert api.client.head("/reprocess").status_code == 405
 
 
 def test_cancel_returns_whether_a_run_was_active(api, make_pdf):

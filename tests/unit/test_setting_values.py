@@ -80,7 +80,7 @@ def test_a_bad_value_is_refused_in_plain_words(monkeypatch, name, value, sentenc
 
 
 @pytest.mark.parametrize("name", ["RAG_SERVICE_API_KEY", "GLMOCR_API_KEY", "RUNPOD_API_KEY"])
-@pytest.mark.parametrize("key", ["schlüssel", "two words", "line\nbreak", "鍵"])
+@pytest.mark.parametrize("key", ["schlüssel", " padded", "line\nbreak", "鍵"])
 def test_a_key_that_no_header_can_contain_is_refused_without_showing_it(monkeypatch, name, key):
     monkeypatch.setenv(name, key)
     with pytest.raises(ConfigurationError, match="visible ASCII characters") as refused:
