@@ -6,12 +6,18 @@ No heavy imports here: forks are made from this process.
 
 from __future__ import annotations
 
+from kombu.transport import TRANSPORT_ALIASES
+
 from rag_service.config.loader import get_settings
 from rag_service.jobs.wake_ups import TASK_NAMES, make_app
 from rag_service.states import Stage
 from workers.servers.layout.celery_step import LayoutStep
 
 settings = get_settings()
+# Not by the setting broker_transport, which would appear in the broker's URL in logs.
+TRANSPORT_ALIASES |= dict.fromkeys(
+    ("redis", "rediss"), "workers.celery_transport:TolerantTransport"
+)
 app = make_app(settings)
 app.conf.update(
     imports=("workers.prepare_worker", "workers.ocr_worker", "workers.main_process"),
@@ -28,7 +34,6 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
     # A broker that answers with an error (READONLY, OOM, MISCONF) is waited for, too.
     broker_channel_error_retry=True,
-    broker_transport="workers.celery_transport:TolerantTransport",
     worker_consumer="workers.celery_transport:PatientConsumer",
     worker_send_task_events=True,
     task_send_sent_event=True,

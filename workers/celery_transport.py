@@ -39,7 +39,7 @@ class TolerantChannel(Channel):
 
 
 class TolerantTransport(Transport):
-    """A transport that drops messages on which Celery fails. Celery's setting names it."""
+    """A transport that drops messages on which Celery fails."""
 
     Channel = TolerantChannel
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -33,7 +34,10 @@ def _store(_pid: int) -> DocumentStore:
 def _pdf_session() -> PdfSession:
     """Return the fork's one render child, kept from document to document on its event loop."""
     settings = get_settings()
-    return PdfSession(settings.pdf, settings.limits.max_pages)
+    session = PdfSession(settings.pdf, settings.limits.max_pages)
+    # A child that is killed while this fork waits for a message must not stay as a zombie.
+    signal.signal(signal.SIGCHLD, lambda *_: session.reap())
+    return session
 
 
 @dataclass(frozen=True, slots=True)

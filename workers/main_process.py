@@ -24,6 +24,7 @@ from rag_service.jobs.leases import Blame
 from rag_service.pdf.shrink import warn_of_missing_shrinker
 from rag_service.runtime.log_format import configure_logging
 from rag_service.runtime.memory import has_enough_memory
+from rag_service.runtime.orphans import OrphanReaper
 from rag_service.runtime.process_resources import find_shortage
 from rag_service.states import Stage
 from workers.fork_deaths import ForkDeaths, Report, take_report
@@ -105,8 +106,10 @@ class MainProcess:
                 log.error("Leases stay until they expire: %s", error_summary(error))
 
     def _send_heartbeats(self) -> None:
+        reaper = OrphanReaper()
         while not self._stopped.is_set():
             try:
+                reaper.reap()
                 self._send_heartbeat()
                 self._short_heartbeats = 0
             except DatabaseError as error:

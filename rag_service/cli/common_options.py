@@ -71,15 +71,17 @@ def open_client() -> Client:
 
 
 def begin_process() -> Settings:
-    """Load the settings for a long-running process and set up its log.
+    """Load the settings for a long-running process, set up its log, check the system's limits.
 
     Raises ConfigurationError.
     """
     from rag_service.config.loader import get_settings, warn_of_unknown_variables
     from rag_service.runtime.log_format import configure_logging
+    from rag_service.runtime.start_limits import require_start_limits
 
     settings = get_settings()
     # Before the log is set up, so that no log level hides it: Python writes it to stderr.
     warn_of_unknown_variables(os.environ)
     configure_logging(settings)
+    require_start_limits()
     return settings

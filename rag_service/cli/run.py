@@ -106,7 +106,9 @@ def run(
 def _check(settings: Settings, ocr: OcrMode | None) -> None:
     """Raise ConfigurationError. Without OCR no server needs to be set."""
     from rag_service.config.loader import warn_of_doubtful_settings
+    from rag_service.runtime.start_limits import require_start_limits
 
+    require_start_limits()
     check_worker(settings)
     if ocr is not OcrMode.OFF:
         check_transport(settings)

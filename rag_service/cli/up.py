@@ -49,8 +49,11 @@ def _check(settings: Settings, *, own_ocr: bool) -> None:
     from rag_service.cli.checks import check_service, check_transport
     from rag_service.cli.process_commands import check_flower
     from rag_service.embedded import require_free_port
+    from rag_service.embedded.folder import require_unlocked
 
     require_safe_binding(settings.api)
+    # Before the ports, which the other instance uses too.
+    require_unlocked(settings.data_dir)
     check_transport(settings)
     check_service(settings)
     check_flower(settings)
@@ -62,6 +65,7 @@ def _check(settings: Settings, *, own_ocr: bool) -> None:
 
 def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     from rag_service.cli.start_plan import StartPlan, embedded_ocr_environment
+    from rag_service.runtime.orphans import OrphanReaper
 
     cpu = settings.cpu_ocr
     environment = embedded_ocr_environment(settings, cpu.host, cpu.port) if own_ocr else {}
@@ -73,8 +77,10 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     # Flower asks the workers for their details only once, when it starts.
     service.start([plan.flower()])
     note(_summary(plan, own_ocr=own_ocr))
+    reaper = OrphanReaper()
     while True:
         time.sleep(_INTERVAL)
+        reaper.reap()
 
 
 def _summary(plan: StartPlan, *, own_ocr: bool) -> str:

@@ -18,6 +18,7 @@ import psutil
 
 from rag_service.embedded.account import can_enter
 from rag_service.errors import ConfigurationError, ServiceUnreachable
+from rag_service.runtime.lock_file import LockFile, owner_of
 
 log = logging.getLogger(__name__)
 
@@ -38,30 +39,26 @@ class FolderLock:
         path = folder / LOCK_NAME
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = LockFile(path)
         except OSError as error:
-            raise ConfigurationError(
-                f"data_dir: {folder} cannot be used: {error.strerror}."
-            ) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.read(self._file, 20).decode(errors="replace").strip()
-            self.release()
-            raise ConfigurationError(_refusal(folder, owner, error)) from error
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+            raise ConfigurationError(_refusal(folder, owner_of(path), error)) from error
 
     def release(self) -> None:
-        """Release the lock. A second call does nothing."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        """Remove the file and release the lock. A second call does nothing."""
+        self._file.release()
+
+
+def require_unlocked(folder: Path) -> None:
+    """Raise ConfigurationError, which names the process, if another one uses the folder."""
+    if folder.exists():
+        FolderLock(folder).release()
 
 
 def _refusal(folder: Path, owner: str, error: OSError) -> str:
-    if error.errno not in (errno.EAGAIN, errno.EACCES):
+    if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
         return f"data_dir: {folder} is on a file system without locks ({error.strerror})."
+    if not isinstance(error, BlockingIOError):
+        return f"data_dir: {folder} cannot be used: {error.strerror}."
     return (
         f"{folder} is in use by another rag-service (process {owner or 'unknown'}). "
         "Stop that one first, or set data_dir to another folder."

@@ -89,6 +89,10 @@ class RenderChild:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def reap(self) -> None:
+        """Reap the process if it has ended; otherwise do nothing."""
+        self._process.poll()
+
     def send(self, frame: Frame) -> None:
         """Send a request. Never blocks: requests are small, and the child reads each at once."""
         try:

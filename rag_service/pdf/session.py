@@ -390,6 +390,11 @@ class PdfSession:
         ):
             self._discard()
 
+    def reap(self) -> None:
+        """Reap the child if it has ended while it was idle. Safe in a handler of SIGCHLD."""
+        if self._child is not None:
+            self._child.reap()
+
     def _discard(self) -> None:
         if self._child is not None:
             self._child.kill()

@@ -45,11 +45,16 @@ def die_with(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> None
 
     Ends this process at once if the parent is already dead.
     """
-    if _prctl is not None:
-        _prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+    set_process_option(PR_SET_PDEATHSIG, int(death_signal))
     # The parent may have died before that call.
     if os.getppid() != parent:
         os._exit(1)
+
+
+def set_process_option(option: int, value: int) -> None:
+    """Call prctl(2); on other systems than Linux do nothing."""
+    if _prctl is not None:
+        _prctl(option, value, 0, 0, 0)
 
 
 def lower_limit(limit: int, value: int) -> None:

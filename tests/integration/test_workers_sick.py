@@ -13,6 +13,7 @@ from rag_service.database.engine import begin
 from rag_service.monitoring import readiness
 from tests.fakes import refused_threads
 from tests.fakes.scans import new_number, scan
+from tests.processes import kill
 from tests.service import Scan, open_service
 
 _FORKS, _LATER = 4, 12
@@ -134,3 +135,26 @@ def test_a_worker_whose_forks_are_all_sick_pauses_and_says_so(service):
     assert [one.ended().status for one in scans] == ["processed"] * _LATER
     assert [one.charges() for one in scans] == [(0, 0, 0)] * _LATER
     service.programs.wait_until(lambda: not is_degraded(), "health is well again")
+
+
+def test_killed_render_children_do_not_stay_as_zombies(service):
+    """Of an idle fork, and of a fork that is killed with it."""
+    assert [Scan(service, 1).ended().status for _ in range(4)] == ["processed"] * 4
+    worker = service.workers["prepare"]
+
+    def render_children():
+        return {pid for pid in worker.family() if pid not in worker.forks()}
+
+    def reaped(pids):
+        return not any(map(psutil.pid_exists, pids))
+
+    fork = next(pid for pid in worker.forks() if psutil.Process(pid).children())
+    [child] = psutil.Process(fork).children()
+    child.kill()
+    service.programs.wait_until(lambda: reaped([child.pid]), "an idle fork reaps its child")
+    assert Scan(service, 1).ended().status == "processed"
+    orphans = render_children()
+    for pid in worker.forks():
+        kill(pid)
+    service.programs.wait_until(lambda: reaped(orphans), "the main process reaps orphans")
+    assert Scan(service, 1).ended().status == "processed"

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import socket
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rag_service.config.loader import get_settings
@@ -49,9 +50,10 @@ def serve(settings: Settings) -> None:
     If another server serves the socket, wait to take over without loading the model. Raises
     ConfigurationError if the model cannot load or the address cannot be used.
     """
-    listener = _listen(settings)
-    _return_freed_memory()
-    asyncio.run(_serve(settings, listener))
+    with ExitStack() as stack:
+        listener = _listen(settings, stack)
+        _return_freed_memory()
+        asyncio.run(_serve(settings, listener))
 
 
 def _return_freed_memory() -> None:
@@ -63,7 +65,8 @@ def _return_freed_memory() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(settings: Settings, stack: ExitStack) -> socket.socket:
+    """Return the listening socket; `stack` removes what it leaves in a folder."""
     host, port = settings.layout.host, settings.layout.port
     if host is not None:
         try:
@@ -78,7 +81,9 @@ def _listen(settings: Settings) -> socket.socket:
         raise ConfigurationError(
             "layout.url names another server; set layout.host for a server that listens here"
         )
-    return NodeLock(path).bind()
+    lock = NodeLock(path)
+    stack.callback(lock.release)
+    return lock.bind()
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:

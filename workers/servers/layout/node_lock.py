@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import socket
 from pathlib import Path
 
 from rag_service.errors import ConfigurationError
+from rag_service.runtime.lock_file import LockFile
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ _BACKLOG = 1024
 
 
 class NodeLock:
-    """The lock for the socket, held until this process ends, however it ends."""
+    """The lock for the socket, held until release() or until this process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
         """Wait for the lock, while another server of this node holds it.
@@ -24,18 +24,23 @@ class NodeLock:
         Raises ConfigurationError if the socket's folder cannot be used.
         """
         self._path = path
+        lock = path.with_name(path.name + ".lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                self._lock = LockFile(lock)
+            except BlockingIOError:
+                log.info("Another layout server serves %s; this one waits until it ends.", path)
+                self._lock = LockFile(lock, wait=True)
         except OSError as error:
             raise ConfigurationError(
                 f"layout.socket: {path.parent} cannot be used: {error.strerror}"
             ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("Another layout server serves %s; this one takes over when it ends.", path)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        """Remove the socket and the lock, so that a clean stop leaves no file."""
+        self._path.unlink(missing_ok=True)
+        self._lock.release()
 
     def bind(self) -> socket.socket:
         """Return the socket, open to this user only; the file of a dead server is replaced."""
