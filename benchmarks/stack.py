@@ -85,7 +85,7 @@ class Stack:
 
     def take_in(self, path: Path, options: IntakeOptions) -> str:
         """Hand a file to intake; return the document's id."""
-        with IncomingFile(self.settings) as incoming:
+        with IncomingFile(self.settings, self._store.incoming()) as incoming:
             with path.open("rb") as file:
                 incoming.copy_from(file)
             return accept(self.settings, self._store, incoming, path.name, options).id

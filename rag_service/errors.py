@@ -6,7 +6,7 @@ RagServiceError
 ├── DocumentError          the document ends `failed` with this code
 │   ├── UnsupportedType, EmptyFile, CorruptPdf, EmptyPdf, EncryptedPdf, WrongPassword
 │   ├── TooLarge, TooManyPages, DocumentTimeout, WorkerCrashed, SourceMissing
-│   ├── StorageUnavailable, DatabaseUnavailable, OcrUnavailable
+│   ├── StorageUnavailable ── StoreUnreachable; DatabaseUnavailable, OcrUnavailable
 │   └── PagesFailed, Cancelled, Internal
 ├── PageError              one page ends `failed` with this code
 │   ├── PageTooLarge, PageTimeout, PageUnrenderable, PayloadTooLarge
@@ -115,6 +115,10 @@ class StorageUnavailable(DocumentError):
     code = "storage_unavailable"
     retryable = True
     default_message = "The document store cannot be reached."
+
+
+class StoreUnreachable(StorageUnavailable):
+    default_message = "The document store is not there; documents wait for it."
 
 
 class DatabaseUnavailable(DocumentError):

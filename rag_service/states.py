@@ -72,6 +72,7 @@ class WaitingFor(StrEnum):
     REMOTE_JOB = "remote_job"
     RETRY = "retry"
     MEMORY_GUARD = "memory_guard"
+    STORAGE = "storage"
 
 
 class JobState(StrEnum):

@@ -55,10 +55,11 @@ class Service:
     def add(self, content: bytes, filename: str = "scan.pdf", **options: str) -> str:
         """Add a document and return its ID."""
         settings = get_settings()
-        with IncomingFile(settings) as incoming:
+        store = DocumentStore(settings)
+        with IncomingFile(settings, store.incoming()) as incoming:
             incoming.copy_from(io.BytesIO(content))
             chosen = intake.check_options(settings, **options)
-            return intake.accept(settings, DocumentStore(settings), incoming, filename, chosen).id
+            return intake.accept(settings, store, incoming, filename, chosen).id
 
     def view(self, document_id: str) -> DocumentView:
         """Return the document as the API shows it."""

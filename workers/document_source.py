@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -13,21 +12,16 @@ from functools import cache
 from pathlib import Path
 
 from rag_service.config.loader import get_settings
-from rag_service.documents.storage import DocumentStore
-from rag_service.errors import CorruptPdf, StorageUnavailable
+from rag_service.errors import CorruptPdf, StorageUnavailable, StoreUnreachable
 from rag_service.jobs.leases import ClaimedRun
 from rag_service.pdf.results import Preflight
 from rag_service.pdf.session import PdfSession
 from rag_service.runtime.process_resources import require_resources
+from workers.store_watch import document_store
 
 log = logging.getLogger(__name__)
 
 _WAITS_FOR_STORE = (1.0, 5.0, 20.0)
-
-
-@cache
-def _store(_pid: int) -> DocumentStore:
-    return DocumentStore(get_settings(), create=False)
 
 
 @cache
@@ -53,8 +47,8 @@ class OpenDocument:
 async def opened(run: ClaimedRun) -> AsyncIterator[OpenDocument]:
     """Open the run's document in the render child.
 
-    Raises SourceMissing, StorageUnavailable after four tries, ProcessInTrouble, and what
-    PdfSession.open raises.
+    Raises SourceMissing, StoreUnreachable, StorageUnavailable after four tries, ProcessInTrouble,
+    and what PdfSession.open raises.
     """
     with ExitStack() as stack:
         yield await _open_with_retries(run, stack)
@@ -65,8 +59,10 @@ async def _open_with_retries(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
         try:
             return await _open(run, stack)
         except StorageUnavailable as error:
+            if isinstance(error, StoreUnreachable):
+                raise
             require_resources(None)
-            log.warning("Cannot reach the document store, trying again in %.0f s: %s", wait, error)
+            log.warning("Cannot read %s, trying again in %.0f s: %s", run.source_key, wait, error)
         await asyncio.sleep(wait)
     return await _open(run, stack)
 
@@ -76,6 +72,7 @@ async def _open(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
     try:
         preflight = await _pdf_session().open(path, run.media_type)
     except CorruptPdf as error:
+        await asyncio.to_thread(document_store().require_reachable)
         if path.exists():
             raise
         raise StorageUnavailable("The file was removed while it was opened.") from error
@@ -83,5 +80,5 @@ async def _open(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
 
 
 async def _open_local(key: str, stack: ExitStack) -> Path:
-    store = _store(os.getpid())
-    return await asyncio.to_thread(stack.enter_context, store.open_local(key))
+    opening = document_store().open_local(key)
+    return await asyncio.to_thread(stack.enter_context, opening)

@@ -20,8 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from rag_service.config.options import Settings
 from rag_service.database.engine import DatabaseError, error_summary
 from rag_service.documents import deletion
+from rag_service.documents.incoming_file import remove_stale
 from rag_service.documents.storage import DocumentStore
-from rag_service.errors import OcrUnavailable
+from rag_service.errors import OcrUnavailable, StorageUnavailable
 from rag_service.jobs import leases, live_workers, remote_posts, runs, server_state, wake_ups
 from rag_service.jobs.live_workers import MaintenanceClaim
 from rag_service.monitoring.gauge_sampler import Sampler
@@ -33,6 +34,9 @@ from workers.remote.polling import AT_ONCE, poll_due
 from workers.worker_state import ocr_server
 
 log = logging.getLogger(__name__)
+
+# Between two searches for files that killed uploads left.
+_SWEEP_SECONDS = 60.0
 
 
 def main(settings: Settings) -> None:
@@ -55,6 +59,7 @@ class MaintenanceLoop:
         self._threads = ThreadPoolExecutor(max_workers=5, thread_name_prefix="maintenance")
         self._running: dict[str, Future[None]] = {}
         self._probed_at = float("-inf")
+        self._swept_at = float("-inf")
         self._watch = EndpointWatch(settings)
         self._sampler = Sampler(settings)
         # PostgreSQL was unreachable before this moment, so no worker could renew a lease.
@@ -178,6 +183,20 @@ class MaintenanceLoop:
         if removed:
             log.info("%d deleted documents were removed with their files.", removed)
         live_workers.remove_stale()
+        self._remove_interrupted_uploads()
+
+    def _remove_interrupted_uploads(self) -> None:
+        now = time.monotonic()
+        if now - self._swept_at < _SWEEP_SECONDS:
+            return
+        self._swept_at = now
+        try:
+            removed = remove_stale(self._store.incoming())
+        except StorageUnavailable as error:
+            log.warning("Files of interrupted uploads are not removed: %s", error)
+            return
+        if removed:
+            log.info("%d files of interrupted uploads were removed.", removed)
 
     def _leave(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,7 @@ from rag_service.jobs.run_pages import StoredPage
 from rag_service.parsers.contract import PageResult, Region
 from rag_service.runtime.process_resources import require_resources
 from workers.run_guard import RunGuard
+from workers.store_watch import document_store
 
 
 class DatabasePageSink:
@@ -32,9 +34,13 @@ class DatabasePageSink:
         await self._guard.call(lambda: leases.require_valid(run))
 
     async def store(self, result: PageResult) -> None:
-        """Store the page. Raises LeaseLost, and ProcessInTrouble instead of an error of its own."""
+        """Store the page. Raises LeaseLost.
+
+        Instead of a page error it raises ProcessInTrouble or StoreUnreachable if that is the cause.
+        """
         if result.error is not None or result.retry_in is not None:
             require_resources(result.error)
+            await asyncio.to_thread(document_store().require_reachable)
         run, page = self._guard.run, self._stored(result)
         await self._guard.call(lambda: run_pages.store(run, page))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -17,6 +18,7 @@ from workers.celery_app import app
 from workers.document_source import OpenDocument, opened
 from workers.run_guard import RunGuard
 from workers.run_loop import work_on_next
+from workers.store_watch import document_store
 
 # Pages in one transaction. It bounds the memory used and the work that a crash can cost.
 _WINDOW = 64
@@ -67,6 +69,7 @@ async def _plan_pages(
             guard.check_drain()
             if any(page.error for page in window):
                 require_resources(None)
+                await asyncio.to_thread(document_store().require_reachable)
             rows = [_row(page) for page in window]
             remains |= any(row.state is PageState.PENDING for row in rows)
             if len(rows) < _WINDOW:

@@ -25,6 +25,7 @@ from rag_service.errors import (
     ProcessInTrouble,
     RagServiceError,
     StorageUnavailable,
+    StoreUnreachable,
 )
 from rag_service.jobs import leases, runs, server_state, wake_ups
 from rag_service.jobs.leases import Blame, Claimant, ClaimedRun
@@ -34,6 +35,7 @@ from workers import fork_deaths
 from workers.fork_deaths import Report
 from workers.memory_guard import MemoryGuard
 from workers.run_guard import RunGuard, Work
+from workers.store_watch import RETRY_SECONDS, StoreWatch
 from workers.worker_state import fork_count, is_draining, ocr_server, worker_id
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 EXIT_STATUS = os.EX_OSERR
 _DATABASE_RETRY_SECONDS = 1.0
 _memory_guard = MemoryGuard()
+_store_watch = StoreWatch()
 
 
 @cache
@@ -91,7 +94,7 @@ def _work_on(run: ClaimedRun, stage: Stage, task_id: str, work: Work) -> str:
         report = _trouble(run, error)
         if report is not None:
             _give_up(stage, task_id, run, report)
-        outcome = _handle_error(run, error)
+        outcome = _handle_error(run, stage, error)
     fork_deaths.note_success()
     return outcome
 
@@ -102,6 +105,9 @@ def _refusal(stage: Stage) -> str | None:
     if pause > 0:
         return f"processes of this worker end one after the other; it pauses for {pause:.0f} s"
     _end_if_short()
+    store = _store_watch.refusal(stage)
+    if store is not None:
+        return store
     if stage is Stage.OCR and not _memory_guard.allows_claim(get_settings()):
         return "this machine is short of memory"
     return None
@@ -172,7 +178,7 @@ async def _run_guarded(run: ClaimedRun, work: Work) -> None:
         await work(guard)
 
 
-def _handle_error(run: ClaimedRun, error: Exception) -> str:
+def _handle_error(run: ClaimedRun, stage: Stage, error: Exception) -> str:
     """Fail or release the run, depending on the error. Never raises.
 
     In an outage of PostgreSQL it tries until that is over: a run that stays claimed is silent until
@@ -181,7 +187,7 @@ def _handle_error(run: ClaimedRun, error: Exception) -> str:
     noted = False
     while True:
         try:
-            return _fail_or_release(run, error)
+            return _fail_or_release(run, stage, error)
         except LeaseLost:
             return "the lease was lost"
         except DatabaseError as outage:
@@ -194,7 +200,7 @@ def _handle_error(run: ClaimedRun, error: Exception) -> str:
         time.sleep(_DATABASE_RETRY_SECONDS)
 
 
-def _fail_or_release(run: ClaimedRun, error: Exception) -> str:
+def _fail_or_release(run: ClaimedRun, stage: Stage, error: Exception) -> str:
     if isinstance(error, LeaseLost):
         # It is still held if the lease could not be renewed in an outage of PostgreSQL.
         leases.release(run)
@@ -204,6 +210,11 @@ def _fail_or_release(run: ClaimedRun, error: Exception) -> str:
         return "released: the worker is shutting down"
     if isinstance(error, OcrOutage):
         return _park(run, error)
+    if isinstance(error, StoreUnreachable):
+        # Reported first: otherwise the run would seem to wait for a later try of a page.
+        _store_watch.note_fault(stage, error)
+        leases.release(run, retry_in=RETRY_SECONDS)
+        return "waits for the document store"
     if isinstance(error, DatabaseError) and is_outage(error):
         leases.release(run, retry_in=_DATABASE_RETRY_SECONDS)
         return f"released: {error_summary(error)}"

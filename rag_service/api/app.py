@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import anyio
 import uvicorn
 from fastapi import FastAPI
 
@@ -31,7 +30,6 @@ from rag_service.api import (
 )
 from rag_service.api.resources import ApiResources
 from rag_service.config.options import Settings
-from rag_service.documents.incoming_file import remove_stale
 from rag_service.runtime.http_server import HttpServer
 from rag_service.runtime.log_format import configure_logging
 
@@ -86,9 +84,6 @@ def create_app(settings: Settings) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     resources: ApiResources = app.state.resources
     resources.limit_threads()
-    removed = await anyio.to_thread.run_sync(remove_stale, resources.settings)
-    if removed:
-        log.info("Removed %d files of interrupted uploads", removed)
     yield
     await resources.page_images.close()
 

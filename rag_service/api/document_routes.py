@@ -6,6 +6,7 @@ import base64
 import re
 from datetime import datetime
 from functools import partial
+from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 import anyio
@@ -177,10 +178,10 @@ async def add_document(request: Request, resources: Resources) -> JSONResponse:
     """
     async with resources.upload_slots:
         await _require_backlog_space(request, resources)
-        async with upload.receive_form(
-            request, resources.settings, OPTIONS, takes_file=True
-        ) as form:
-            accepted = await _accept(form, resources)
+        # Before the body is received: without its store no document can be kept.
+        incoming = await anyio.to_thread.run_sync(resources.store_check.incoming)
+        async with upload.receive_form(request, resources.settings, OPTIONS, incoming) as form:
+            accepted = await _accept(form, resources, incoming)
     view = AcceptedView(id=accepted.id, status=accepted.status, duplicate=accepted.duplicate)
     return JSONResponse(
         view.model_dump(mode="json"),
@@ -196,16 +197,17 @@ async def _require_backlog_space(request: Request, resources: ApiResources) -> N
         await anyio.to_thread.run_sync(require_backlog_space, resources.settings)
 
 
-async def _accept(form: upload.Form, resources: ApiResources) -> Accepted:
+async def _accept(form: upload.Form, resources: ApiResources, incoming: FilePath) -> Accepted:
     chosen = dict(form.fields)
     password = chosen.pop("password", None)
     options = check_options(resources.settings, **chosen)
     file = form.file
     media_type = file.finish()
-    async with unlocked(resources.settings, file.path, media_type, password) as decrypted:
+    settings = resources.settings
+    async with unlocked(settings, file.path, media_type, password, incoming) as decrypted:
         return await anyio.to_thread.run_sync(
             partial(
-                accept, resources.settings, resources.store, file, form.filename, options,
+                accept, settings, resources.store, file, form.filename, options,
                 decrypted=decrypted,
             ),
             limiter=resources.commit_limiter,

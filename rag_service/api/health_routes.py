@@ -38,19 +38,21 @@ async def ready(resources: Resources, response: Response) -> Health:
     """Return 200 if documents can be added and read, else 503 with the causes in `failed`.
 
     `degraded` lists what makes documents wait: broker, ghostscript, prepare_worker, ocr_worker,
-    maintenance, ocr_server, layout_server, no_gpu_workers, starved, api.
+    maintenance, ocr_server, layout_server, no_gpu_workers, starved, api,
+    worker_storage, disk_low.
     """
     run = anyio.to_thread.run_sync
     database, storage, broker, layout = await asyncio.gather(
         run(readiness.database_faults),
-        run(readiness.storage_faults, lambda: resources.store),
+        run(readiness.storage_faults, resources.store_check),
         run(readiness.broker_faults, resources.settings),
         run(readiness.layout_faults, resources.settings),
     )
     fleet = [] if database else await run(partial(readiness.processing_faults, resources.settings))
+    disks = await run(readiness.disk_faults, resources.settings, resources.store_check)
     shrinkers = readiness.shrinker_faults(resources.settings)
     own = readiness.process_faults()
-    found = Health.of(database + storage, broker + shrinkers + layout + fleet + own)
+    found = Health.of(database + storage, broker + shrinkers + layout + fleet + own + disks)
     if found.status is HealthStatus.UNAVAILABLE:
         response.status_code = 503
     return found

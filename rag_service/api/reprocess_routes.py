@@ -183,7 +183,7 @@ async def _read_one(request: Request, settings: Settings) -> ReprocessBody:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == _MULTIPART:
         names = tuple(ReprocessBody.model_fields)
-        async with upload.receive_form(request, settings, names, takes_file=False) as form:
+        async with upload.receive_form(request, settings, names) as form:
             return _checked(ReprocessBody, form.fields)
     body = await upload.read_body(request, _BODY_BYTES)
     if kind == _FORM:

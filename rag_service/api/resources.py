@@ -14,6 +14,7 @@ from rag_service.config.options import Settings
 from rag_service.database.engine import most_connections
 from rag_service.documents.storage import DocumentStore
 from rag_service.monitoring.metrics import Telemetry
+from rag_service.monitoring.store_check import StoreCheck
 
 # Uploads that are received at the same time; further ones wait before their body is read.
 _UPLOADS = 64
@@ -26,7 +27,7 @@ class ApiResources:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.telemetry = Telemetry(settings)
+        self.telemetry = Telemetry(settings, lambda: self.store_check.incoming_if_reachable())
         self.page_images = PageImageRenderer(settings)
         self.upload_slots = asyncio.Semaphore(_UPLOADS)
         # Set when the process is asked to stop: event streams end then.
@@ -34,8 +35,12 @@ class ApiResources:
 
     @cached_property
     def store(self) -> DocumentStore:
-        """The document store, opened on first use. Raises StorageUnavailable until it opens."""
+        """The document store, opened on first use."""
         return DocumentStore(self.settings)
+
+    @cached_property
+    def store_check(self) -> StoreCheck:
+        return StoreCheck(self.store)
 
     @cached_property
     def commit_limiter(self) -> anyio.CapacityLimiter:

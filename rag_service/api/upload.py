@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -35,19 +36,20 @@ _ESCAPES = ((b"%0A", b"\n"), (b"%0D", b"\r"), (b"%22", b'"'))
 class Form:
     """One multipart body: its text fields and, if one is allowed, its file.
 
-    One thread at a time may call `feed`. Raises InvalidOptions if it is not such a form, TooLarge.
+    `incoming`: the folder for its file; None if it takes none. One thread at a time may call
+    `feed`. Raises InvalidOptions if it is not such a form, TooLarge.
     """
 
     def __init__(
-        self, settings: Settings, boundary: bytes, fields: Collection[str], *, takes_file: bool
+        self, settings: Settings, boundary: bytes, fields: Collection[str], incoming: Path | None
     ) -> None:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self._file: IncomingFile | None = None
         self._settings = settings
         self._allowed = fields
-        self._takes_file = takes_file
-        self._limit = _size_limit(settings, takes_file=takes_file)
+        self._incoming = incoming
+        self._limit = _size_limit(settings, takes_file=incoming is not None)
         self._bytes = 0
         self._ended = False
         self._headers: dict[bytes, bytes] = {}
@@ -115,8 +117,8 @@ class Form:
     def _open_part(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         name = options.get(b"name", b"").decode("utf-8", "replace")
-        if name == FILE and self._takes_file:
-            self._open_file(options.get(b"filename", b""))
+        if name == FILE and self._incoming is not None:
+            self._open_file(options.get(b"filename", b""), self._incoming)
             return
         if name not in self._allowed:
             raise InvalidOptions(f"Unknown field {name[:80]!r}; valid: {self._names()}.")
@@ -125,15 +127,15 @@ class Form:
         self._field = name
         self._value = bytearray()
 
-    def _open_file(self, filename: bytes) -> None:
+    def _open_file(self, filename: bytes, folder: Path) -> None:
         if self._file is not None:
             raise InvalidOptions("file: one request takes one file.")
         self._field = None
         self.filename = _unescaped(filename).decode("utf-8", "replace")
-        self._file = IncomingFile(self._settings)
+        self._file = IncomingFile(self._settings, folder)
 
     def _names(self) -> str:
-        return ", ".join([*([FILE] if self._takes_file else []), *self._allowed])
+        return ", ".join([*([FILE] if self._incoming is not None else []), *self._allowed])
 
     def _take_data(self, data: bytes, start: int, end: int) -> None:
         if self._field is None:
@@ -157,17 +159,17 @@ class Form:
 
 @asynccontextmanager
 async def receive_form(
-    request: Request, settings: Settings, fields: Collection[str], *, takes_file: bool
+    request: Request, settings: Settings, fields: Collection[str], incoming: Path | None = None
 ) -> AsyncIterator[Form]:
-    """Yield the whole form; its file is on the disk until the end of the block.
+    """Yield the whole form; its file is in the folder `incoming` until the end of the block.
 
     Nothing is left if the client disconnects. Raises InvalidOptions, TooLarge.
     """
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise InvalidOptions("Send multipart/form-data with a boundary.")
-    require_size(request, _size_limit(settings, takes_file=takes_file))
-    form = Form(settings, options[b"boundary"], fields, takes_file=takes_file)
+    require_size(request, _size_limit(settings, takes_file=incoming is not None))
+    form = Form(settings, options[b"boundary"], fields, incoming)
     try:
         async for batch in _batches(request.stream()):
             await anyio.to_thread.run_sync(form.feed, batch)

@@ -37,14 +37,22 @@ def check_data_dir(settings: Settings) -> None:
 
 
 def check_storage(settings: Settings) -> None:
-    """Write a few bytes into the document store. Raises ConfigurationError, StorageUnavailable.
+    """Check the document store: with the database its marker, without it only its place.
 
-    Do not call it in a process that forks: the store's threads do not survive a fork.
+    Do not call it in a process that forks: the store's threads do not survive a fork. Raises
+    ConfigurationError, StorageUnavailable.
     """
+    from rag_service.database.engine import DatabaseError
     from rag_service.documents.storage import DocumentStore
 
+    store = DocumentStore(settings)
     try:
-        DocumentStore(settings).check()
+        store.check_place()
+        if settings.database.url is not None:
+            store.check()
+    except DatabaseError:
+        # Health reports it, and the store is checked again before it is used.
+        return
     except StorageUnavailable as error:
         raise StorageUnavailable(
             f"storage.url: documents cannot be stored: {error.message} "

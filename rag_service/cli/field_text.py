@@ -29,6 +29,7 @@ _WAITS = {
     WaitingFor.REMOTE_JOB: "for a job on RunPod",
     WaitingFor.RETRY: "for a later try of a page",
     WaitingFor.MEMORY_GUARD: "for free memory on the worker's machine",
+    WaitingFor.STORAGE: "for the document store, which cannot be reached",
 }
 _VERDICTS = {
     Verdict.UNKNOWN: "unknown",

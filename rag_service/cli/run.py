@@ -180,10 +180,11 @@ def _add_files(
         from rag_service.documents.incoming_file import IncomingFile
 
         require_regular(path)
-        with IncomingFile(settings) as incoming:
+        folder = store.incoming()
+        with IncomingFile(settings, folder) as incoming:
             with path.open("rb") as file:
                 incoming.copy_from(file)
-            with _unlocked(settings, incoming, password) as decrypted:
+            with _unlocked(settings, incoming, password, folder) as decrypted:
                 return intake.accept(
                     settings, store, incoming, path.name, options, decrypted=decrypted
                 ).id
@@ -200,7 +201,7 @@ def labelled(files: list[Path]) -> list[tuple[Path, str]]:
 
 @contextmanager
 def _unlocked(
-    settings: Settings, incoming: IncomingFile, password: str | None
+    settings: Settings, incoming: IncomingFile, password: str | None, folder: Path
 ) -> Iterator[Path | None]:
     """Yield a decrypted copy of an encrypted PDF, or None without a password or encryption."""
     if password is None:
@@ -211,7 +212,7 @@ def _unlocked(
     from rag_service.documents.decryption import unlocked
 
     with asyncio.Runner() as loop:
-        copy = unlocked(settings, incoming.path, incoming.finish(), password)
+        copy = unlocked(settings, incoming.path, incoming.finish(), password, folder)
         path = loop.run(copy.__aenter__())
         try:
             yield path

@@ -64,12 +64,16 @@ def _check(settings: Settings, *, own_ocr: bool) -> None:
 
 
 def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
+    from rag_service.cli.checks import check_storage
     from rag_service.cli.start_plan import StartPlan, embedded_ocr_environment
+    from rag_service.documents.storage import local_folder
+    from rag_service.monitoring import disk_space
     from rag_service.runtime.orphans import OrphanReaper
 
     cpu = settings.cpu_ocr
     environment = embedded_ocr_environment(settings, cpu.host, cpu.port) if own_ocr else {}
     settings = service.start_servers(environment)
+    check_storage(settings)
     plan = StartPlan(settings, settings.data_dir / "logs", settings.worker.soft_shutdown)
     programs = [*plan.workers(), plan.api()]
     service.start([plan.ocr_server(), *programs] if own_ocr else programs)
@@ -77,6 +81,8 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     # Flower asks the workers for their details only once, when it starts.
     service.start([plan.flower()])
     note(_summary(plan, own_ocr=own_ocr))
+    for sentence in disk_space.low_disks(settings, local_folder(settings)):
+        note(f"Warning: {sentence}")
     reaper = OrphanReaper()
     while True:
         time.sleep(_INTERVAL)

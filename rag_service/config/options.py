@@ -93,6 +93,9 @@ class StorageOptions(Section):
         "Store of document bytes: s3://bucket/prefix or file:///folder. If unset, a folder in "
         "data_dir."
     )
+    min_free_bytes: Bytes = common(
+        "Free bytes of the disks for documents and data below which health reports them as low."
+    )
 
 
 class ApiOptions(Section):

@@ -326,6 +326,9 @@ class WorkerRow(Base):
     # Forks that died in a row, and what health says of them once they are several.
     fork_deaths: Mapped[int] = mapped_column(server_default="0")
     trouble: Mapped[str | None]
+    # Why its forks cannot reach the document store, as one of them last reported.
+    store_fault: Mapped[str | None]
+    store_fault_at: Mapped[datetime | None]
     seen_at: Mapped[datetime]
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
@@ -340,3 +343,14 @@ class MaintenanceLease(Base):
     epoch: Mapped[int]
     expires_at: Mapped[datetime]
     seen_at: Mapped[datetime]
+
+
+class DocumentStoreRow(Base):
+    """A single row: the ID in the marker of the document store."""
+
+    __tablename__ = "document_store"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    store_id: Mapped[str]
+    # When a store with this marker was first seen.
+    bound_at: Mapped[datetime | None]

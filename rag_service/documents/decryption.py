@@ -30,9 +30,11 @@ from rag_service.pdf.session import PdfSession
 
 @asynccontextmanager
 async def unlocked(
-    settings: Settings, path: Path, media_type: str, password: str | None
+    settings: Settings, path: Path, media_type: str, password: str | None, folder: Path
 ) -> AsyncIterator[Path | None]:
-    """Yield the path of a decrypted copy, or None if none is needed; it is removed afterwards.
+    """Yield the path of a decrypted copy in the folder, or None if none is needed.
+
+    The copy is removed afterwards.
 
     A file that cannot be decrypted by any password is no error here: prepare reports it.
     Raises WrongPassword.
@@ -40,7 +42,7 @@ async def unlocked(
     if not password or media_type != PDF:
         yield None
         return
-    with scratch_file(settings) as target:
+    with scratch_file(folder) as target:
         yield target if await _decrypt(settings, path, password, target) else None
 
 
@@ -80,7 +82,8 @@ async def unlock_stored(
     with ExitStack() as held:
         source = store.open_local(document.source_key)
         path = await asyncio.to_thread(held.enter_context, source)
-        async with unlocked(settings, path, PDF, password) as decrypted:
+        folder = await asyncio.to_thread(store.incoming)
+        async with unlocked(settings, path, PDF, password, folder) as decrypted:
             if decrypted is not None:
                 await asyncio.to_thread(_replace_under_lock, store, document_id, decrypted)
 

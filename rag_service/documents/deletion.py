@@ -8,7 +8,7 @@ from rag_service.database import document_rows
 from rag_service.database.document_rows import DeletedDocument
 from rag_service.database.engine import begin
 from rag_service.documents.storage import DocumentStore, working_key
-from rag_service.errors import Cancelled, NotFound, StorageUnavailable
+from rag_service.errors import Cancelled, NotFound, StorageUnavailable, StoreUnreachable
 from rag_service.jobs import runs
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,9 @@ def remove_deleted(store: DocumentStore, limit: int = 100) -> int:
     for deleted in document_rows.removable_documents(limit):
         try:
             _remove(store, deleted)
+        except StoreUnreachable as error:
+            log.warning("No deleted document can be removed now: %s", error)
+            break
         except StorageUnavailable as error:
             log.warning("Cannot remove deleted document %s now: %s", deleted.id, error)
             continue

@@ -1,9 +1,14 @@
-"""Files received onto the disk, hashed and limited in size while they are written."""
+"""Files received onto the disk, hashed and limited in size while they are written.
+
+They are received inside a document store that is a folder, so that storing one needs no
+second copy. An open file is locked; an unlocked one was left by a process that died.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import time
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,13 +17,13 @@ from types import TracebackType
 from typing import BinaryIO
 
 from rag_service.config.options import Settings
+from rag_service.documents.folder_store import INCOMING_PREFIX
 from rag_service.errors import EmptyFile, StorageUnavailable, TooLarge, UnsupportedType
 from rag_service.pdf.media_type import HEAD_BYTES, media_type_of
 
 _CHUNK = 1024 * 1024
-_PREFIX = "upload-"
-# No upload takes this long; an older file was left by a crash.
-_STALE_SECONDS = 24 * 3600.0
+# A file system may keep no locks between machines; an upload silent for this long has ended.
+_STALE_SECONDS = 900.0
 
 
 class IncomingFile:
@@ -27,12 +32,14 @@ class IncomingFile:
     Raises StorageUnavailable, with the system's reason, if the disk cannot be written to.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        """`folder`: where the document store wants its files; see DocumentStore.incoming()."""
         with _disk_errors():
             # Closed by close(), which also runs at the end of a `with` block.
             self._file = NamedTemporaryFile(  # noqa: SIM115
-                dir=_incoming(settings), prefix=_PREFIX, delete=False
+                dir=folder, prefix=INCOMING_PREFIX, delete=False
             )
+        _lock(self._file.fileno())
         self._limit = settings.limits.max_bytes
         self._digest = hashlib.sha256()
         self._head = b""
@@ -99,29 +106,42 @@ def _disk_errors() -> Iterator[None]:
 
 
 @contextmanager
-def scratch_file(settings: Settings) -> Iterator[Path]:
+def scratch_file(folder: Path) -> Iterator[Path]:
     """Yield the path of an empty file, removed after the block. Raises StorageUnavailable."""
-    with (
-        _disk_errors(),
-        NamedTemporaryFile(dir=_incoming(settings), prefix=_PREFIX, delete=False) as file,
-    ):
+    with _disk_errors():
+        file = NamedTemporaryFile(  # noqa: SIM115
+            dir=folder, prefix=INCOMING_PREFIX, delete=False
+        )
+    with file:
+        _lock(file.fileno())
         path = Path(file.name)
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
 
-def remove_stale(settings: Settings) -> int:
+def _lock(descriptor: int) -> None:
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def remove_stale(folder: Path) -> int:
     """Remove files that uploads left when their process died. Return their number."""
-    oldest = time.time() - _STALE_SECONDS
-    stale = [p for p in _incoming(settings).glob(_PREFIX + "*") if p.stat().st_mtime < oldest]
-    for path in stale:
-        path.unlink(missing_ok=True)
-    return len(stale)
+    found = list(folder.glob(INCOMING_PREFIX + "*"))
+    if not found:
+        return 0
+    with _disk_errors(), NamedTemporaryFile(dir=folder) as fresh:
+        # The clock of the file system, which may be another machine's.
+        now = os.fstat(fresh.fileno()).st_mtime
+    return sum(_remove_if_stale(path, now) for path in found)
 
 
-def _incoming(settings: Settings) -> Path:
-    folder = settings.data_dir / "incoming"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
+def _remove_if_stale(path: Path, now: float) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        if now - os.fstat(file.fileno()).st_mtime < _STALE_SECONDS:
+            return False
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+        return True
+    return False

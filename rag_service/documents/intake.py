@@ -167,7 +167,7 @@ def _store_or_find(
         if document is None:
             return _add_document(connection, store, new, path, options, decrypted)
         try:
-            return _use_existing(connection, store, document, options, decrypted)
+            return _use_existing(connection, store, document, new, path, options, decrypted)
         except (AlreadyActive, NotFound):
             continue
 
@@ -196,9 +196,12 @@ def _use_existing(
     connection: Connection,
     store: DocumentStore,
     document: StoredDocument,
+    new: NewDocument,
+    path: Path,
     options: IntakeOptions,
     decrypted: Path | None,
 ) -> tuple[Accepted, str | None]:
+    _restore_bytes(store, document, new, path)
     if document.active or document.state is RunState.PROCESSED:
         if document.fingerprint != options.run.fingerprint:
             raise OptionsDiffer(
@@ -211,3 +214,14 @@ def _use_existing(
     with connection.begin():
         run_id = runs.add_run(connection, document.id, options.run, options.priority)
     return Accepted(document.id, RunState.QUEUED, duplicate=True, queued=True), run_id
+
+
+def _restore_bytes(
+    store: DocumentStore, document: StoredDocument, new: NewDocument, path: Path
+) -> None:
+    """Store the bytes again if those of the existing document are missing, cut off or in doubt."""
+    if document.source_key != source_key(new.sha256):
+        return
+    in_doubt = document.state is RunState.FAILED
+    if in_doubt or store.size(document.source_key) != new.bytes:
+        store.put_file(document.source_key, path)

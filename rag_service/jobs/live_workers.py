@@ -109,6 +109,39 @@ def of_stage(stage: Stage) -> list[LiveWorker]:
     return [LiveWorker(row[0], stage, *row[1:]) for row in rows]
 
 
+def report_store_fault(worker: str, message: str | None) -> None:
+    """Store why forks of the worker cannot reach the document store, or that they can.
+
+    A report that is not renewed expires like a heartbeat.
+    """
+    with begin() as connection:
+        connection.execute(
+            update(WorkerRow)
+            .where(WorkerRow.id == worker)
+            .values(
+                store_fault=clean(message) if message else None,
+                store_fault_at=func.clock_timestamp() if message else None,
+            )
+        )
+
+
+def has_store_fault() -> ColumnElement[bool]:
+    """Return the condition that the worker's forks cannot reach the document store."""
+    moment = func.clock_timestamp() - timedelta(seconds=ALIVE_SECONDS)
+    return func.coalesce(WorkerRow.store_fault_at > moment, False)
+
+
+def store_faults() -> list[tuple[str, str]]:
+    """Return the live workers that cannot reach the document store, with their reasons."""
+    query = (
+        select(WorkerRow.id, WorkerRow.store_fault)
+        .where(is_alive(), has_store_fault())
+        .order_by(WorkerRow.id)
+    )
+    with begin() as connection:
+        return [(worker, message or "") for worker, message in connection.execute(query)]
+
+
 def is_alive() -> ColumnElement[bool]:
     """Return the condition that the worker sent a heartbeat within ALIVE_SECONDS."""
     return WorkerRow.seen_at > func.clock_timestamp() - timedelta(seconds=ALIVE_SECONDS)

@@ -11,7 +11,7 @@ from sqlalchemy.sql import ColumnElement
 from rag_service.config.loader import get_settings
 from rag_service.database.models import Page, RemoteJob, Run, WorkerRow
 from rag_service.jobs.claim_conditions import server_is_out
-from rag_service.jobs.live_workers import is_alive
+from rag_service.jobs.live_workers import has_store_fault, is_alive
 from rag_service.states import HELD, JobState, PageState, RunState, Stage, WaitingFor
 
 
@@ -30,7 +30,10 @@ def waiting_reason(run: type[Run], server: str | None) -> ColumnElement[str | No
     if server:
         is_out = and_(run.state == Stage.OCR.waiting, server_is_out(server, run.id))
         reasons.append((is_out, WaitingFor.OCR_SERVER.value))
+    # Without any live worker, that is the reason.
+    reaches = worker.where(~has_store_fault())
     reasons += [
+        (worker.exists() & ~reaches.exists(), WaitingFor.STORAGE.value),
         (run.retry_at > func.now(), WaitingFor.RETRY.value),
         (~worker.where(WorkerRow.trouble.is_(None)).exists(), WaitingFor.WORKER.value),
         (~worker.where(~WorkerRow.low_memory).exists(), WaitingFor.MEMORY_GUARD.value),

@@ -6,8 +6,9 @@ The database's figures are the same in every process.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,6 +30,7 @@ from rag_service.jobs.server_samples import DiagnosedSample
 from rag_service.knowledgebase.job_queries import JobTotals, job_totals
 from rag_service.layout.address import is_known
 from rag_service.layout.layout_client import get
+from rag_service.monitoring.disk_space import free_bytes
 from rag_service.runpod.runpod_client import JobStatus
 from rag_service.states import JobOutcome, JobState, PageState, RunState, Stage
 
@@ -42,11 +44,13 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 class Telemetry:
     """The metrics of one API process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, incoming: Callable[[], Path | None]) -> None:
+        """`incoming` returns the folder for uploads, None if the document store fails."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(_DatabaseCollector(settings))
         self._registry.register(_BrokerCollector())
+        self._registry.register(_DiskCollector(settings, incoming))
         if settings.uses_layout:
             self._registry.register(_LayoutCollector(settings))
         self._requests = Counter(
@@ -110,6 +114,24 @@ class _BrokerCollector(Collector):
         yield _family(
             "wake_up_messages", "Wake-up messages that no worker has received yet.", "stage", known
         )
+
+
+class _DiskCollector(Collector):
+    """The document store, and free space. If it is unreachable, `storage_up 0`."""
+
+    def __init__(self, settings: Settings, incoming: Callable[[], Path | None]) -> None:
+        self._settings = settings
+        self._incoming = incoming
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        incoming = self._incoming()
+        yield _gauge("storage_up", "1 if the document store works, else 0.", int(bool(incoming)))
+        free = free_bytes(self._settings, incoming)
+        yield _family(
+            "disk_free_bytes", "Free bytes of the disks for documents and data.", "use", free
+        )
+        least = self._settings.storage.min_free_bytes
+        yield _gauge("disk_min_free_bytes", "Free bytes below which a disk is low.", least)
 
 
 class _LayoutCollector(Collector):

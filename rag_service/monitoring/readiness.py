@@ -6,7 +6,7 @@ and its message says which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -21,11 +21,12 @@ from rag_service.database.engine import (
     error_summary,
     ping,
 )
-from rag_service.documents.storage import DocumentStore
 from rag_service.errors import ConfigurationError, RagServiceError
 from rag_service.jobs import live_workers, server_samples, server_state, wake_ups
 from rag_service.layout.address import is_known
 from rag_service.layout.layout_client import readiness
+from rag_service.monitoring import disk_space
+from rag_service.monitoring.store_check import StoreCheck
 from rag_service.pdf import shrink
 from rag_service.runtime.process_resources import find_shortage
 from rag_service.states import ServerState, Stage
@@ -73,13 +74,24 @@ def database_faults() -> list[Fault]:
     return []
 
 
-def storage_faults(open_store: Callable[[], DocumentStore]) -> list[Fault]:
-    """Return a fault if the document store cannot be written to."""
+def storage_faults(store: StoreCheck) -> list[Fault]:
+    """Return a fault if the document store cannot be written to.
+
+    Without PostgreSQL nothing is said about the store: which one is right is not known.
+    """
     try:
-        open_store().check()
+        store.require()
     except RagServiceError as error:
         return [Fault(name="storage", message=error.message)]
+    except DatabaseError:
+        return []
     return []
+
+
+def disk_faults(settings: Settings, store: StoreCheck) -> list[Fault]:
+    """Return a fault for each disk that runs low."""
+    low = disk_space.low_disks(settings, store.incoming_if_reachable())
+    return [Fault(name="disk_low", message=message) for message in low]
 
 
 def broker_faults(settings: Settings) -> list[Fault]:
@@ -126,10 +138,17 @@ def process_faults() -> list[Fault]:
     return [Fault(name="api", message=f"This API process is short of a resource: {short}.")]
 
 
+def _store_faults() -> Iterator[Fault]:
+    """Yield a fault for each worker whose machine cannot reach the document store."""
+    for worker, message in live_workers.store_faults():
+        yield Fault(name="worker_storage", message=f"{worker}: {message}")
+
+
 def processing_faults(settings: Settings) -> list[Fault]:
     """Return the faults of workers, maintenance and the OCR server; needs PostgreSQL."""
     return [
         *_worker_faults(),
+        *_store_faults(),
         *_maintenance_faults(settings.maintenance.lease),
         *_server_faults(settings),
     ]

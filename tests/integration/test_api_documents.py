@@ -7,6 +7,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
+from rag_service.documents.byte_store import MARKER
 from rag_service.documents.storage import DocumentStore, working_key
 from rag_service.errors import CorruptPdf, EncryptedPdf
 from tests import simulation as sim
@@ -130,7 +131,7 @@ class TestRefused:
     def nothing_remains(self, api):
         yield
         assert api.client.get("/documents").json()["documents"] == []
-        assert list((api.settings.data_dir / "incoming").iterdir()) == []
+        assert list((api.settings.data_dir / "documents" / "incoming").iterdir()) == []
 
     def test_wrong_type(self, api):
         problem(api.upload(b"MZ\x90\x00 a program", filename="a.pdf"), 415, "unsupported_type")
@@ -206,7 +207,8 @@ def test_a_name_is_shown_without_folders_and_never_used_as_a_path(api, make_pdf,
     document_id = api.add(make_pdf("a"), filename=sent)
     assert api.get(document_id)["filename"] == shown
     new = set(api.settings.data_dir.parent.rglob("*")) - before
-    named = [path for path in new if not path.is_dir() and path.name != "health"]
+    ours = ("health", MARKER)
+    named = [path for path in new if not path.is_dir() and path.name not in ours]
     assert [path.name for path in named] == [api.get(document_id)["sha256"]]
 
 
@@ -416,7 +418,7 @@ def test_a_full_disk_is_storage_unavailable(api, make_pdf):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     found = problem(answer, 503, "storage_unavailable")
     assert (found["retryable"], "File too large" in found["detail"]) == (True, True)
-    assert list((api.settings.data_dir / "incoming").iterdir()) == []
+    assert list((api.settings.data_dir / "documents" / "incoming").iterdir()) == []
 
 
 def test_a_refusal_of_postgresql_is_answered_with_its_message(api, make_pdf):

@@ -128,7 +128,7 @@ def test_without_a_database_answers_are_503_with_retry_after(environment, start_
     metrics = api.client.get("/metrics")
     assert metrics.is_success
     assert "rag_service_database_up 0.0" in metrics.text
-    assert list((api.settings.data_dir / "incoming").iterdir()) == []
+    assert list((api.settings.data_dir / "documents").glob("incoming/*")) == []
 
 
 def test_a_database_that_is_not_migrated_is_not_ready(api):
@@ -302,3 +302,18 @@ def test_a_layout_server_of_another_node_is_checked_by_its_url(start_api, busy_f
     api = start_api(ocr={"base_url": SERVER, "layout": LayoutMode.PAGE}, layout=url)
     assert ready(api)[1]["degraded"] == []
     assert "layout_up" not in api.client.get("/metrics").text
+
+
+def test_a_disk_that_runs_low_is_degraded_and_a_metric(start_api, busy_fleet):
+    api = start_api(ocr={"base_url": SERVER}, storage={"min_free_bytes": 1 << 60})
+    server_state.mark_answered(SERVER)
+    status, body = ready(api)
+    assert (status, names(body["degraded"])) == (200, ["disk_low"])
+    assert "GiB are free in" in body["degraded"][0]["message"]
+    assert "storage.min_free_bytes" in body["degraded"][0]["message"]
+    metrics = api.client.get("/metrics").text
+    assert "rag_service_storage_up 1.0" in metrics
+    for use in ("documents", "data"):
+        [line] = [line for line in metrics.splitlines() if f'free_bytes{{use="{use}"}}' in line]
+        assert 0 < float(line.split()[-1]) < 1 << 60
+    assert f"rag_service_disk_min_free_bytes {float(1 << 60)}" in metrics

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import create_engine, make_url
 
-from rag_service.states import RunState
+from rag_service.states import RunState, Stage
 from tests import simulation as sim
 from tests.processes import PATIENCE
 from tests.service import Scan, open_service
@@ -179,7 +179,9 @@ def test_a_run_whose_lease_was_lost_in_an_outage_is_released_when_that_ends(sett
     with read_only(database):
         wait_until(is_read_only)
         ending = threading.Thread(
-            target=run_loop._handle_error, args=(run, run_loop.LeaseLost()), daemon=True
+            target=run_loop._handle_error,
+            args=(run, Stage.PREPARE, run_loop.LeaseLost()),
+            daemon=True,
         )
         ending.start()
         ending.join(1.5)

@@ -16,13 +16,16 @@ ROUNDS = 20
 
 @pytest.fixture
 def store(settings):
-    return DocumentStore(settings)
+    """The store, which is marked before there are documents."""
+    store = DocumentStore(settings)
+    store.check()
+    return store
 
 
 def put(store, document_id, key=None):
     """Store bytes for the document and return their key."""
     row = document_row(document_id)
-    path = store._folder / "given"
+    path = store.incoming() / "given"
     path.write_bytes(b"%PDF")
     store.put_file(key or row.source_key, path)
     return key or row.source_key

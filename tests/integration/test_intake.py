@@ -40,7 +40,7 @@ def store(settings):
 def upload(settings, store):
     def send(content=PDF, filename="a.pdf", decrypted=None, **choices):
         options = check_options(choices.pop("settings", settings), **choices)
-        with IncomingFile(settings) as file:
+        with IncomingFile(settings, store.incoming()) as file:
             file.write(content)
             return accept(settings, store, file, filename, options, decrypted=decrypted)
 
@@ -128,13 +128,13 @@ def test_a_rejected_upload_leaves_nothing(upload, settings, content, error):
     with pytest.raises(error):
         upload(content)
     assert sim.rows("SELECT 1 FROM documents") == []
-    assert list((settings.data_dir / "incoming").iterdir()) == []
+    assert list((settings.data_dir / "documents" / "incoming").iterdir()) == []
 
 
 def test_a_full_backlog_rejects_uploads(upload, settings, store):
     upload()
     full = changed_settings(settings, limits={"max_backlog": 1})
-    with IncomingFile(full) as file:
+    with IncomingFile(full, store.incoming()) as file:
         file.write(PDF + b"other")
         with pytest.raises(BacklogFull):
             accept(full, store, file, "b.pdf", check_options(full))

@@ -172,7 +172,7 @@ def test_its_metrics_are_among_those_of_the_service(
     settings = set_up()
     started(programs, settings)
     asked(settings, lambda client: client.find(page_picture))
-    shown = Telemetry(settings).exposition().decode()
+    shown = Telemetry(settings, lambda: None).exposition().decode()
     for line in (
         "layout_up 1.0",
         "layout_batch_size_sum 1.0",

@@ -1,12 +1,13 @@
 """Regions of pages: from a parser or a job to the rows, and from there to the API."""
 
 import asyncio
+import hashlib
 from dataclasses import replace
 
 import pytest
 
 from rag_service.config.loader import get_settings
-from rag_service.documents.storage import DocumentStore
+from rag_service.documents.storage import DocumentStore, source_key
 from rag_service.jobs import run_pages, runs
 from rag_service.knowledgebase import page_queries
 from rag_service.parsers.contract import PageResult, Region
@@ -46,10 +47,11 @@ def shown(run):
 @pytest.fixture
 def claimed_run(settings, make_pdf, tmp_path):
     """A run that reads by regions, whatever the settings say, and its document's bytes."""
-    run = sim.ready_run(options=replace(sim.OPTIONS, layout=LayoutMode.REGIONS))
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf("one"))
-    DocumentStore(settings).put_file(run.source_key, path)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    DocumentStore(settings).put_file(source_key(sha256), path)
+    sim.ready_run(options=replace(sim.OPTIONS, layout=LayoutMode.REGIONS), sha256=sha256)
     return sim.claim(Stage.OCR)
 
 

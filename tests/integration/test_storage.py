@@ -1,5 +1,6 @@
 """Document bytes in a real folder and in a real S3 server behind an unreliable proxy."""
 
+import errno
 import hashlib
 import http.client
 import os
@@ -127,19 +128,28 @@ def proxy(s3_server, monkeypatch):
 
 
 def open_store(monkeypatch, url, data_dir):
+    """Open the store of the database, which is empty."""
     monkeypatch.setenv("RAG_SERVICE_DATA_DIR", str(data_dir))
     monkeypatch.setenv("RAG_SERVICE_STORAGE_URL", url)
     return DocumentStore(load_settings())
 
 
+pytestmark = pytest.mark.usefixtures("database")
+
+
 @pytest.fixture
 def s3(proxy, monkeypatch, tmp_path):
-    return open_store(monkeypatch, "s3://bucket/some/prefix", tmp_path)
+    store = open_store(monkeypatch, "s3://bucket/some/prefix", tmp_path)
+    store.check()
+    proxy.requests.clear()
+    return store
 
 
 @pytest.fixture
 def local(monkeypatch, tmp_path):
-    return open_store(monkeypatch, "", tmp_path / "data dir ü")
+    store = open_store(monkeypatch, "", tmp_path / "data dir ü")
+    store.check()
+    return store
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -161,15 +171,6 @@ def test_bytes_are_returned_unchanged(store, tmp_path, size):
     assert store.exists(key)
     with store.open_local(key) as copy:
         assert copy.read_bytes() == path.read_bytes()
-
-
-def test_a_reader_does_not_make_a_missing_folder(local, tmp_path):
-    """Else documents in an unmounted folder would be reported as missing."""
-    folder = tmp_path / "data dir ü" / "documents"
-    folder.rename(tmp_path / "away")
-    with pytest.raises(StorageUnavailable):
-        DocumentStore(load_settings(), create=False)
-    assert not folder.exists()
 
 
 def test_a_second_put_replaces_the_first(store, tmp_path):
@@ -207,13 +208,13 @@ def test_a_healthy_store_passes_its_check(store):
     store.check()
 
 
-def test_a_store_used_after_a_fork_raises_instead_of_hanging(store, tmp_path):
+def test_a_bucket_used_after_a_fork_raises_instead_of_hanging(s3, tmp_path):
     path, key = file_of(tmp_path, b"x")
-    store.put_file(key, path)
+    s3.put_file(key, path)
     child = os.fork()
     if child == 0:
         try:
-            store.exists(key)
+            s3.exists(key)
         except RuntimeError:
             os._exit(0)
         os._exit(1)
@@ -246,14 +247,52 @@ def full_disk(free_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_leaves_nothing_under_the_key(local, tmp_path):
+def test_a_full_disk_leaves_nothing_under_the_key(local, tmp_path, monkeypatch):
     path, key = file_of(tmp_path, os.urandom(20 * MIB))
-    with full_disk(5 * MIB), pytest.raises(StorageUnavailable):
+    before = files_in(tmp_path / "data dir ü")
+    no_links(monkeypatch)
+    with full_disk(5 * MIB), pytest.raises(StorageUnavailable, match="File too large"):
         local.put_file(key, path)
     assert not local.exists(key)
-    assert [p for p in (tmp_path / "data dir ü").rglob("*") if p.is_file()] == []
+    assert files_in(tmp_path / "data dir ü") == before
     local.put_file(key, path)
     assert local.exists(key)
+
+
+def files_in(folder):
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def no_links(monkeypatch):
+    """Let the store be on another file system than the uploads."""
+
+    def link(*_, **__):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", link)
+
+
+def test_a_file_on_the_same_file_system_takes_the_disk_once(local, tmp_path):
+    incoming = local.incoming() / "upload-1"
+    incoming.write_bytes(b"the bytes")
+    key = source_key(hashlib.sha256(b"the bytes").hexdigest())
+    local.put_file(key, incoming)
+    with local.open_local(key) as stored:
+        assert stored.stat().st_ino == incoming.stat().st_ino
+    local.put_file(key, incoming)
+    incoming.unlink()
+    with local.open_local(key) as stored:
+        assert (stored.read_bytes(), stored.stat().st_nlink) == (b"the bytes", 1)
+
+
+def test_a_file_of_another_file_system_is_copied(local, tmp_path, monkeypatch):
+    path, key = file_of(tmp_path, os.urandom(3 * MIB))
+    no_links(monkeypatch)
+    local.put_file(key, path)
+    with local.open_local(key) as stored:
+        assert stored.read_bytes() == path.read_bytes()
+        assert stored.stat().st_mode & 0o077 == 0
+    assert list(local.incoming().iterdir()) == []
 
 
 KILLED_WHILE_STORING = """
@@ -265,17 +304,16 @@ obstore.put(obstore.store.LocalStore(sys.argv[1]), sys.argv[2], parts())
 """
 
 
-def test_deleting_removes_what_a_killed_upload_left(local, tmp_path):
+def test_deleting_removes_what_a_killed_upload_of_an_earlier_version_left(local, tmp_path):
     path, key = file_of(tmp_path, os.urandom(20 * MIB))
     folder = tmp_path / "data dir ü" / "documents"
     dead = subprocess.run([sys.executable, "-c", KILLED_WHILE_STORING, str(folder), key])
     assert dead.returncode == -signal.SIGKILL
-    stored = [p for p in (tmp_path / "data dir ü").rglob("*") if p.is_file()]
-    assert len(stored) == 1
+    assert len(files_in(folder / "sha256")) == 1
     assert not local.exists(key)
     local.put_file(key, path)
     local.delete(key)
-    assert [p for p in (tmp_path / "data dir ü").rglob("*") if p.is_file()] == []
+    assert files_in(folder / "sha256") == set()
 
 
 def test_the_folder_is_private(local, tmp_path):
@@ -297,19 +335,13 @@ def test_readers_never_see_a_half_written_file(local, tmp_path):
             writer.result()
 
 
-def test_a_missing_folder_is_an_outage_not_a_missing_document(local, tmp_path):
-    path, key = file_of(tmp_path, b"x")
-    local.put_file(key, path)
-    (tmp_path / "data dir ü" / "documents").rename(tmp_path / "elsewhere")
-    with pytest.raises(StorageUnavailable):
-        local.exists(key)
-
-
 def test_a_folder_that_cannot_be_made_is_an_outage(monkeypatch, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
-    with pytest.raises(StorageUnavailable, match="file/documents"):
-        open_store(monkeypatch, "", blocked)
+    store = open_store(monkeypatch, "", blocked)
+    for use in (store.check, store.check_place):
+        with pytest.raises(StorageUnavailable, match="file/documents"):
+            use()
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "documents", "s3://", "file://host/x", "gs://b"])
@@ -372,7 +404,8 @@ def test_an_interrupted_upload_leaves_nothing_under_the_key(s3, proxy, tmp_path)
 def test_a_missing_bucket_is_an_outage_not_a_missing_document(proxy, monkeypatch, tmp_path):
     store = open_store(monkeypatch, "s3://absent/prefix", tmp_path)
     path, key = file_of(tmp_path, b"x")
-    for use in (lambda: store.exists(key), lambda: store.put_file(key, path), store.check):
+    uses = (lambda: store.exists(key), lambda: store.put_file(key, path), store.check)
+    for use in (*uses, store.check_place):
         with pytest.raises(StorageUnavailable):
             use()
 
@@ -388,5 +421,5 @@ def test_bytes_that_changed_in_the_store_are_rejected(s3, s3_server, tmp_path):
     path, key = file_of(tmp_path, b"what was signed")
     s3.put_file(key, path)
     (s3_server[1] / "some" / "prefix" / key).write_bytes(b"something else!")
-    with pytest.raises(StorageUnavailable, match="changed"), s3.open_local(key):
+    with pytest.raises(SourceMissing, match="changed"), s3.open_local(key):
         pass

@@ -1,5 +1,6 @@
 """Uploads on a full disk, simulated by the kernel's limit on a file's size."""
 
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from rag_service.config.loader import load_settings
 from rag_service.config.options import Settings
-from rag_service.documents.incoming_file import IncomingFile, scratch_file
+from rag_service.documents.incoming_file import IncomingFile, remove_stale, scratch_file
 from rag_service.errors import StorageUnavailable, TooLarge
 
 LIMIT = 4096
@@ -30,8 +31,14 @@ def full_disk() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def folder(settings: Settings) -> Path:
+    found = settings.data_dir / "incoming"
+    found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
 def upload(settings: Settings, *chunks: bytes) -> None:
-    with IncomingFile(settings) as file:
+    with IncomingFile(settings, folder(settings)) as file:
         for chunk in chunks:
             file.write(chunk)
         file.finish()
@@ -56,6 +63,22 @@ def test_another_error_is_not_hidden_by_the_full_disk(settings: Settings) -> Non
 def test_a_folder_that_cannot_be_made_is_an_error(settings: Settings) -> None:
     settings.data_dir.write_text("a file in its place")
     with pytest.raises(StorageUnavailable, match="Not a directory"):
-        IncomingFile(settings)
-    with pytest.raises(StorageUnavailable, match="Not a directory"), scratch_file(settings):
+        IncomingFile(settings, settings.data_dir / "incoming")
+    scratch = scratch_file(settings.data_dir / "incoming")
+    with pytest.raises(StorageUnavailable, match="Not a directory"), scratch:
         pass
+
+
+def test_only_files_that_no_process_writes_are_swept(settings: Settings) -> None:
+    """By the file system's clock: those of a killed process are old and not locked."""
+    where = folder(settings)
+    left, young = where / "upload-left", where / "upload-young"
+    for path in (left, young):
+        path.touch()
+    with IncomingFile(settings, where) as slow:
+        for path in (left, slow.path):
+            status = path.stat()
+            os.utime(path, (status.st_atime, status.st_mtime - 3600))
+        assert remove_stale(where) == 1
+        assert set(where.iterdir()) == {young, slow.path}
+    assert remove_stale(where / "absent") == 0

@@ -433,10 +433,11 @@ def test_an_unknown_token_changes_nothing():
 
 
 def test_a_deleted_document_stays_until_its_last_job_has_ended(settings):
+    store = DocumentStore(get_settings())
+    store.check()
     run = held_run(2)
     jobs = [live_job(run, 1), live_job(run, 2)]
     deletion.delete(run.document_id)
-    store = DocumentStore(get_settings())
     for job in jobs:
         assert document_rows.removable_documents(10) == []
         assert deletion.remove_deleted(store) == 0
