@@ -10,16 +10,14 @@ import socket
 import sys
 import urllib.error
 import urllib.request
-from datetime import UTC, datetime, timedelta
 
 from rag_service.config.loader import get_settings
 from rag_service.config.options import Settings
-from rag_service.database.engine import begin
 from rag_service.jobs import live_workers
 from rag_service.states import Stage
 
 # Three times as long as the lease of maintenance.
-_MAINTENANCE_SILENCE = timedelta(seconds=90)
+_MAINTENANCE_SILENCE = 90.0
 _SECONDS = 5.0
 
 
@@ -56,10 +54,11 @@ def _check_url(url: str) -> str | None:
 
 def _check_maintenance() -> str | None:
     """Check the process that holds maintenance, on whatever host: the others only wait."""
-    with begin() as connection:
-        seen = live_workers.maintenance_seen_at(connection)
-    if seen is None or datetime.now(UTC) - seen > _MAINTENANCE_SILENCE:
-        return f"maintenance was last seen {seen or 'never'}"
+    silence = live_workers.maintenance_silence()
+    if silence is None:
+        return "maintenance was never seen"
+    if silence > _MAINTENANCE_SILENCE:
+        return f"maintenance was last seen {silence:.0f} s ago"
     return None
 
 

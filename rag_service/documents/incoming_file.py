@@ -20,6 +20,7 @@ from rag_service.config.options import Settings
 from rag_service.documents.folder_store import INCOMING_PREFIX
 from rag_service.errors import EmptyFile, StorageUnavailable, TooLarge, UnsupportedType
 from rag_service.pdf.media_type import HEAD_BYTES, media_type_of
+from rag_service.runtime.clocks import file_system_clock
 
 _CHUNK = 1024 * 1024
 # A file system may keep no locks between machines; an upload silent for this long has ended.
@@ -131,9 +132,8 @@ def remove_stale(folder: Path) -> int:
     found = list(folder.glob(INCOMING_PREFIX + "*"))
     if not found:
         return 0
-    with _disk_errors(), NamedTemporaryFile(dir=folder) as fresh:
-        # The clock of the file system, which may be another machine's.
-        now = os.fstat(fresh.fileno()).st_mtime
+    with _disk_errors():
+        now = file_system_clock(folder)
     return sum(_remove_if_stale(path, now) for path in found)
 
 

@@ -11,13 +11,13 @@ import shutil
 import signal
 import socket
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 
 from rag_service.embedded.account import can_enter
 from rag_service.errors import ConfigurationError, ServiceUnreachable
+from rag_service.runtime.clocks import file_system_clock
 from rag_service.runtime.lock_file import LockFile, owner_of
 
 log = logging.getLogger(__name__)
@@ -85,14 +85,12 @@ class RuntimeFolder:
 
 
 def _remove_abandoned(parent: Path) -> None:
+    now = file_system_clock(parent)
     for path in parent.glob(RUNTIME_PREFIX + "*"):
         with contextlib.suppress(OSError):
             status = path.stat(follow_symlinks=False)
             # For a moment a new folder is not locked yet.
-            if (
-                status.st_uid != os.geteuid()
-                or time.time() - status.st_mtime < ABANDONED_AFTER_SECONDS
-            ):
+            if status.st_uid != os.geteuid() or now - status.st_mtime < ABANDONED_AFTER_SECONDS:
                 continue
             file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

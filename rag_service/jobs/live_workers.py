@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from sqlalchemy import Connection, and_, delete, func, or_, select, update
+from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.sql import ColumnElement
 
@@ -207,6 +207,9 @@ def release_maintenance(claim: MaintenanceClaim) -> None:
         )
 
 
-def maintenance_seen_at(connection: Connection) -> datetime | None:
-    """Return when maintenance last began a round, or None if it never ran."""
-    return connection.scalar(select(MaintenanceLease.seen_at))
+def maintenance_silence() -> float | None:
+    """Return the seconds since maintenance last began a round, or None if it never ran."""
+    silence = func.extract("epoch", func.clock_timestamp() - MaintenanceLease.seen_at)
+    with begin() as connection:
+        seconds = connection.scalar(select(silence))
+    return None if seconds is None else float(seconds)

@@ -7,7 +7,7 @@ and its message says which.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC
 from enum import StrEnum
 
 from pydantic import BaseModel, Field
@@ -17,7 +17,6 @@ from rag_service.database import schema
 from rag_service.database.engine import (
     DatabaseError,
     as_unavailable,
-    begin,
     error_summary,
     ping,
 )
@@ -169,9 +168,8 @@ def _worker_faults() -> Iterator[Fault]:
 
 
 def _maintenance_faults(lease_seconds: float) -> Iterator[Fault]:
-    with begin() as connection:
-        seen = live_workers.maintenance_seen_at(connection)
-    if seen is not None and (datetime.now(UTC) - seen).total_seconds() <= lease_seconds:
+    silence = live_workers.maintenance_silence()
+    if silence is not None and silence <= lease_seconds:
         return
     yield Fault(
         name="maintenance",

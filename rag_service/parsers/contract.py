@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Protocol
 
 from rag_service.errors import RagServiceError
@@ -117,11 +116,8 @@ class ServerWatch(Protocol):
         """Return True if the server is known to answer; else the first request is sent alone."""
         ...
 
-    async def last_answer(self) -> datetime | None:
-        """Return when any worker last got a page answered.
-
-        By another machine's clock: compare it only with other results of this method.
-        """
+    async def last_answer(self) -> object:
+        """Return a mark that changes when any worker gets a page answered."""
         ...
 
     async def answered(self) -> None:

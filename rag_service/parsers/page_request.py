@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
 
 from rag_service.config.options import Settings
 from rag_service.errors import OcrOutage
@@ -167,7 +166,7 @@ class _Silence:
     def __init__(self, watch: ServerWatch) -> None:
         self._watch = watch
         self._begun = False
-        self._last_answer: datetime | None = None
+        self._last_answer: object = None
 
     async def begin(self) -> None:
         """Start watching when the first request is sent; later calls do nothing."""

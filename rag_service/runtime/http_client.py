@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ssl
-from datetime import UTC, datetime
 from functools import cache
 from types import TracebackType
 from typing import Self
 
 import httpx
 
-from rag_service.runtime.retry import parse_retry_after
+from rag_service.runtime.retry import parse_http_date, parse_retry_after
 
 _EXCERPT_LETTERS = 300
 _TIMEOUTS = (
@@ -65,5 +64,9 @@ def excerpt(response: httpx.Response) -> str:
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Return the seconds of the Retry-After header, or None if there is no readable one."""
-    return parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+    """Return the seconds of the Retry-After header, or None if there is no readable one.
+
+    A date in it is by the server's clock, which is in its Date header.
+    """
+    now = parse_http_date(response.headers.get("Date"))
+    return parse_retry_after(response.headers.get("Retry-After"), now)

@@ -80,21 +80,27 @@ def wait_before(attempt: int, settings: RetryOptions, retry_after: float | None)
     return asked * random.uniform(1, 1 + settings.jitter)
 
 
-def parse_retry_after(value: str | None, now: datetime) -> float | None:
+def parse_http_date(value: str | None) -> datetime | None:
+    """Return a header's date with its time zone, or None if it is missing or not valid."""
+    try:
+        date = parsedate_to_datetime(value or "")
+    except ValueError:
+        return None
+    return date.replace(tzinfo=UTC) if date.tzinfo is None else date
+
+
+def parse_retry_after(value: str | None, now: datetime | None) -> float | None:
     """Return the seconds of a Retry-After header (RFC 9110, 10.2.3: a number or a date).
 
-    Return None if the header is missing or not valid, 0 for a date in the past. `now` has a
-    time zone.
+    Return None if the header is missing or not valid, 0 for a date in the past. `now` is the
+    server's own time, with a time zone; without it a date is not valid.
     """
     text = (value or "").strip()
     if _DELAY_SECONDS.fullmatch(text):
         return float(text)
-    try:
-        date = parsedate_to_datetime(text)
-    except ValueError:
+    date = parse_http_date(text)
+    if date is None or now is None:
         return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
     return max(0.0, (date - now).total_seconds())
 
 

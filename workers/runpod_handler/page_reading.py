@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from rag_service.config.options import Settings
 from rag_service.errors import PageError
@@ -131,16 +130,16 @@ class LocalServer:
     """The OCR server in this worker. It passed its probe, and no other process reports about it."""
 
     def __init__(self) -> None:
-        self._last: datetime | None = None
+        self._answers = 0
 
     async def is_up(self) -> bool:
         return True
 
-    async def last_answer(self) -> datetime | None:
-        return self._last
+    async def last_answer(self) -> int:
+        return self._answers
 
     async def answered(self) -> None:
-        self._last = datetime.now(UTC)
+        self._answers += 1
 
     async def good_limit(self) -> float | None:
         """Return None: the limiter lives as long as this process, which is the only client."""

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from rag_service.config.options import HandlerOptions
 from rag_service.runpod.job_format import PageOutput
+from rag_service.runtime.clocks import file_system_clock
 from workers.runpod_handler.faults import ClaimLost
 
 log = logging.getLogger(__name__)
@@ -152,10 +153,12 @@ class Volume:
         """Remove keys unchanged for the ttl; the heartbeats of a live owner keep its key."""
         if self._keys is None or not self._keys.is_dir():
             return
+        # The volume's clock is not this worker's.
+        now = file_system_clock(self._keys)
         for folder in self._keys.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-                if time.time() - newest > self._ttl:
+                if now - newest > self._ttl:
                     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from rag_service.ocr.concurrency.search import ConcurrencySearch
 from rag_service.ocr.concurrency.search_state import Aim
 from rag_service.ocr.ocr_client import AnswerTimedOut, server_url
 from rag_service.ocr.server_gauges import ServerGauges
+from rag_service.runtime.clocks import steady_wall_clock
 from rag_service.runtime.memory import has_enough_memory
 
 _SAMPLE_SECONDS = 1.0
@@ -172,11 +172,11 @@ class Limiter:
         self,
         governor: Governor,
         *,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = steady_wall_clock,
         sample_every: float = _SAMPLE_SECONDS,
         bound: ProcessBound | None = None,
     ) -> None:
-        """`now` is a wall clock, the same for all processes."""
+        """`now` is a wall clock that does not jump, about the same for all processes."""
         self.governor = governor
         self._bound = bound
         self._now = now
