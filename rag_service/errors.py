@@ -33,7 +33,8 @@ class RagServiceError(Exception):
     """The base of all errors here. `retryable`: the same request, or a reprocess, may help."""
 
     code: ClassVar[str] = "internal"
-    retryable: ClassVar[bool] = False
+    # An instance may differ from its class: pages_failed is what its pages are.
+    retryable: bool = False
     default_message: ClassVar[str] = "Something went wrong in rag_service."
 
     def __init__(self, message: str | None = None, *, page: int | None = None) -> None:

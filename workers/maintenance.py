@@ -148,6 +148,7 @@ class MaintenanceLoop:
         """Poll jobs that no fork follows, cancel those to be cancelled, wake runs to post again."""
         while not self._stop.is_set() and asyncio.run(poll_due(self._settings)) == AT_ONCE:
             continue
+        remote_posts.note_abandoned()
         runpod = self._settings.runpod
         if runpod.handler_volume:
             remote_posts.wake_for_reposts(runpod.repost_after)

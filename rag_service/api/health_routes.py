@@ -38,8 +38,8 @@ async def ready(resources: Resources, response: Response) -> Health:
     """Return 200 if documents can be added and read, else 503 with the causes in `failed`.
 
     `degraded` lists what makes documents wait: broker, ghostscript, prepare_worker, ocr_worker,
-    maintenance, ocr_server, layout_server, no_gpu_workers, starved, api,
-    worker_storage, disk_low.
+    maintenance, ocr_server, layout_server, no_gpu_workers, lost_answers,
+    starved, api, worker_storage, disk_low.
     """
     run = anyio.to_thread.run_sync
     database, storage, broker, layout = await asyncio.gather(

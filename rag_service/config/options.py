@@ -327,6 +327,9 @@ class RunPodOptions(Section):
     repost_after: Seconds = expert(
         "Seconds between a lost answer and the one repost, if the handler has a volume."
     )
+    max_posts_per_page: Count = expert(
+        "Most posts of a page in a run, for whatever reasons; then the page fails."
+    )
     handler_volume: bool = common(
         "Whether the endpoint has a network volume, which prevents doing a request's work twice."
     )

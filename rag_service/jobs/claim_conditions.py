@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ScalarSelect, Select, bindparam, case, func, literal, or_, select
+from sqlalchemy import ScalarSelect, Select, and_, bindparam, case, func, literal, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql import ColumnElement
 
-from rag_service.database.models import OcrServer, Run
-from rag_service.states import HELD, Priority, ServerState, Stage
+from rag_service.database.models import OcrServer, Page, RemoteJob, Run
+from rag_service.states import HELD, JobState, PageState, Priority, RunState, ServerState, Stage
 
 
 def claimable(stage: Stage, server: str | None) -> ColumnElement[bool]:
@@ -37,6 +37,31 @@ def server_is_out(server: str, run_id: InstrumentedAttribute[str]) -> ColumnElem
         OcrServer.url == server, OcrServer.state != ServerState.UP
     )
     return trying.exists() & trying.scalar_subquery().is_distinct_from(run_id)
+
+
+def follows_jobs(run: type[Run]) -> ColumnElement[bool]:
+    """Return the condition that remote jobs have all remaining pages of a run at the OCR stage.
+
+    Without EXISTS, for which a listing would read the whole table of pages.
+    """
+    remaining = (
+        select(Page.number)
+        .where(Page.run_id == run.id, Page.state == PageState.PENDING)
+        .correlate(run)
+        .limit(1)
+    )
+    submitting = (
+        select(RemoteJob.id)
+        .where(RemoteJob.run_id == run.id, RemoteJob.state == JobState.SUBMITTING)
+        .correlate(run)
+        .limit(1)
+    )
+    return and_(
+        run.state == RunState.OCR,
+        remaining.scalar_subquery().is_not(None),
+        remaining.where(Page.remote_job_id.is_(None)).scalar_subquery().is_(None),
+        submitting.scalar_subquery().is_(None),
+    )
 
 
 def held_by(worker: str) -> ColumnElement[bool]:

@@ -20,7 +20,7 @@ from rag_service.config.options import LeaseOptions
 from rag_service.database.engine import autocommit, begin
 from rag_service.database.models import Document, Page, Run
 from rag_service.errors import LeaseLost, WorkerCrashed
-from rag_service.jobs.claim_conditions import best_claimable, held_by
+from rag_service.jobs.claim_conditions import best_claimable, follows_jobs, held_by
 from rag_service.jobs.endings import UNCLAIMED, WORKED, end_run
 from rag_service.states import HELD, LayoutMode, PageState, RunState, Stage
 
@@ -265,15 +265,25 @@ def _release_runs(
     *,
     skip_locked: bool = False,
 ) -> list[Row[*tuple[Any, ...]]]:
+    """Release the runs with these values; one whose jobs have all its pages stays with its jobs.
+
+    Such a run had no page in progress, so nothing is counted for it.
+    """
     locked = select(Run.id).where(condition).with_for_update(skip_locked=skip_locked)
     run_ids = connection.scalars(locked).all()
-    released = (
-        update(Run)
-        .where(Run.id.in_(run_ids))
-        .values(state=_RELEASED_STATE, worked_seconds=WORKED, **UNCLAIMED, **(values or {}))
-        .returning(Run.id, Run.epoch, Run.crashes, Run.expiries)
-    )
-    return list(connection.execute(released).all())
+    usual = {"state": _RELEASED_STATE, **(values or {})}
+    following = {"state": RunState.REMOTE}
+    is_following = follows_jobs(Run)
+    return [
+        row
+        for chosen, changes in ((is_following, following), (~is_following, usual))
+        for row in connection.execute(
+            update(Run)
+            .where(Run.id.in_(run_ids), Run.state.in_(HELD), chosen)
+            .values(worked_seconds=WORKED, **UNCLAIMED, **changes)
+            .returning(Run.id, Run.epoch, Run.crashes, Run.expiries)
+        )
+    ]
 
 
 def _quarantine(connection: Connection, row: Row[*tuple[Any, ...]], reason: str | None) -> None:

@@ -228,14 +228,27 @@ def hint(token_sha256: str, remote_id: str) -> bool:
 
     Return False if no post has this token.
     """
-    same_token = RemoteJob.token_sha256 == token_sha256
+    query = select(RemoteJob.id, RemoteJob.run_id, RemoteJob.request_key, RemoteJob.outcome).where(
+        RemoteJob.token_sha256 == token_sha256
+    )
     with begin() as connection:
+        post = connection.execute(query).one_or_none()
+        if post is None:
+            return False
+        # The post that repeats this one has the same request key, so the job is its job too.
+        repeated = post.outcome == JobOutcome.REPEATED
+        same_work = (
+            (RemoteJob.run_id == post.run_id)
+            & (RemoteJob.request_key == post.request_key)
+            & RemoteJob.remote_id.is_(None)
+        )
         connection.execute(
             update(RemoteJob)
-            .where(same_token, RemoteJob.state != JobState.ENDED)
+            .where(same_work if repeated else RemoteJob.id == post.id)
+            .where(RemoteJob.state != JobState.ENDED)
             .values(hinted_id=clean(remote_id), next_poll_at=func.clock_timestamp())
         )
-        return connection.scalar(select(RemoteJob.id).where(same_token)) is not None
+        return True
 
 
 def forget_hint(job_id: str, remote_id: str) -> None:

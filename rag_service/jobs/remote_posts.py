@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
 from sqlalchemy.sql import ColumnElement
 
 from rag_service.database.engine import begin
@@ -21,7 +21,15 @@ from rag_service.database.storable_text import clean
 from rag_service.errors import LeaseLost
 from rag_service.jobs.leases import ClaimedRun, fence
 from rag_service.jobs.remote_jobs import JobEnd, end_job
-from rag_service.states import TERMINAL, JobOutcome, JobState, PageState, PostReason, RunState
+from rag_service.states import (
+    HELD,
+    TERMINAL,
+    JobOutcome,
+    JobState,
+    PageState,
+    PostReason,
+    RunState,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +50,13 @@ class NewJob:
 class FreePages:
     """Pages that no job has and that may be posted now, all for the same reason.
 
-    After a lost answer these are all pages of the lost post, since its request key names them.
+    `as_before`: they are all pages of an earlier post and are posted as one job again. So they
+    have the same request key, under which the handler has stored the pages that it has read.
     """
 
     reason: PostReason
     numbers: tuple[int, ...]
+    as_before: bool = False
 
 
 def open_job(run: ClaimedRun, job: NewJob, *, max_live: int) -> str | None:
@@ -180,6 +190,22 @@ def note_interrupted(run: ClaimedRun) -> int:
         return found.rowcount
 
 
+def note_abandoned() -> int:
+    """Mark posts as lost whose fork no longer holds the run; return their number."""
+    held = (
+        select(Run.id)
+        .where(Run.id == RemoteJob.run_id, Run.epoch == RemoteJob.epoch, Run.state.in_(HELD))
+        .exists()
+    )
+    with begin() as connection:
+        found = connection.execute(
+            update(RemoteJob)
+            .where(RemoteJob.state == JobState.SUBMITTING, ~held)
+            .values(state=JobState.LOST, lost_at=func.clock_timestamp())
+        )
+        return found.rowcount
+
+
 def free_lost(run: ClaimedRun, job_id: str) -> None:
     """End a lost post so that its pages are posted again. Raises LeaseLost."""
     with begin() as connection:
@@ -194,42 +220,75 @@ def free_lost(run: ClaimedRun, job_id: str) -> None:
 
 def free_pages(run: ClaimedRun) -> list[FreePages]:
     """Return the pending pages that no job has and whose time has come, in order."""
-    posts = select(RemoteJob.pages).where(RemoteJob.run_id == run.id)
-    query = (
-        select(Page.number, Page.repost_reason)
-        .where(
-            Page.run_id == run.id,
-            Page.state == PageState.PENDING,
-            Page.remote_job_id.is_(None),
-            or_(Page.retry_at.is_(None), Page.retry_at <= func.clock_timestamp()),
-        )
-        .order_by(Page.number)
-    )
     with begin() as connection:
         free = [
             (number, PostReason(reason or PostReason.FIRST))
-            for number, reason in connection.execute(query)
+            for number, reason in connection.execute(
+                select(Page.number, Page.repost_reason).where(_is_free(run)).order_by(Page.number)
+            )
         ]
-        newest_first = connection.scalars(posts.order_by(RemoteJob.submitted_at.desc())).all()
+        newest_first = [post.pages for post in reversed(_posts(connection, run))]
     return _grouped(free, newest_first)
+
+
+def exhausted_pages(run: ClaimedRun, limit: int) -> dict[int, list[PostReason]]:
+    """Return the free pages that were posted at least `limit` times, with the reasons in order."""
+    with begin() as connection:
+        free = connection.scalars(select(Page.number).where(_is_free(run))).all()
+        posts = _posts(connection, run)
+    reasons = {
+        number: [PostReason(post.reason) for post in posts if number in post.pages]
+        for number in sorted(free)
+    }
+    return {number: found for number, found in reasons.items() if len(found) >= limit}
+
+
+def _is_free(run: ClaimedRun) -> ColumnElement[bool]:
+    """Return the condition that a page of the run may be posted now."""
+    return and_(
+        Page.run_id == run.id,
+        Page.state == PageState.PENDING,
+        Page.remote_job_id.is_(None),
+        or_(Page.retry_at.is_(None), Page.retry_at <= func.clock_timestamp()),
+    )
+
+
+def _posts(connection: Connection, run: ClaimedRun) -> Sequence[Row[list[int], str]]:
+    """Return pages and reason of the run's posts that may have been accepted, oldest first."""
+    query = select(RemoteJob.pages, RemoteJob.reason).where(
+        RemoteJob.run_id == run.id, RemoteJob.outcome.is_distinct_from(JobOutcome.REFUSED)
+    )
+    return connection.execute(query.order_by(RemoteJob.submitted_at)).all()
 
 
 def _grouped(
     free: Iterable[tuple[int, PostReason]], newest_first: Sequence[list[int]]
 ) -> list[FreePages]:
-    groups: dict[tuple[PostReason, tuple[int, ...]], list[int]] = defaultdict(list)
-    for number, reason in free:
-        post: tuple[int, ...] = ()
-        if reason is PostReason.LOST_ANSWER:
-            post = next((tuple(pages) for pages in newest_first if number in pages), ())
-        groups[reason, post].append(number)
-    return [FreePages(reason, tuple(numbers)) for (reason, _), numbers in groups.items()]
+    """Group the pages by reason; all pages of one earlier post stay together, as that post."""
+    reasons = dict(free)
+    groups: list[FreePages] = []
+    for post in newest_first:
+        pages = tuple(post)
+        found = {reasons.get(number) for number in pages}
+        if len(found) == 1 and (reason := found.pop()) not in (None, PostReason.FIRST):
+            groups.append(FreePages(reason, pages, as_before=True))
+            for number in pages:
+                del reasons[number]
+    newly_cut: dict[PostReason, list[int]] = defaultdict(list)
+    for number, reason in reasons.items():
+        newly_cut[reason].append(number)
+    groups += [FreePages(reason, tuple(numbers)) for reason, numbers in newly_cut.items()]
+    return sorted(groups, key=lambda group: group.numbers)
 
 
 def wake_for_reposts(after_lost: float) -> int:
-    """Make remote runs claimable whose lost answer is `after_lost` seconds old; return how many."""
+    """Make remote runs claimable whose lost answer is `after_lost` seconds old; return how many.
+
+    A post that repeated a lost one is not posted again, so its run stays as it is.
+    """
     due = select(RemoteJob.run_id).where(
         RemoteJob.state == JobState.LOST,
+        RemoteJob.reason != PostReason.LOST_ANSWER,
         RemoteJob.lost_at < func.clock_timestamp() - timedelta(seconds=after_lost),
     )
     with begin() as connection:

@@ -159,17 +159,26 @@ def finish(run: ClaimedRun, rows: Sequence[PlannedRow] = ()) -> RunState:
 def pages_failed(connection: Connection, run_id: str, numbers: Sequence[int]) -> RagServiceError:
     """Return the error of a run with failed pages: their numbers and causes."""
     query = (
-        select(Page.error_code, func.count(), func.min(Page.error_message))
+        select(
+            Page.error_code,
+            func.count(),
+            func.min(Page.error_message),
+            func.bool_and(func.coalesce(Page.error_retryable, False)),
+        )
         .where(Page.run_id == run_id, Page.state == PageState.FAILED)
         .group_by(Page.error_code)
         .order_by(func.count().desc())
     )
-    causes = [f"{count} x {code}: {message}" for code, count, message in connection.execute(query)]
+    found = connection.execute(query).all()
+    causes = [f"{count} x {code}: {message}" for code, count, message, _ in found]
     total = connection.scalar(select(func.count()).where(Page.run_id == run_id))
     shown = ", ".join(map(str, numbers[:20])) + (", …" if len(numbers) > 20 else "")
-    return PagesFailed(
+    error = PagesFailed(
         f"{len(numbers)} of {total} pages could not be read (page {shown}): {'; '.join(causes)}"
     )
+    # A reprocess may help if it may help every failed page.
+    error.retryable = all(retryable for *_, retryable in found)
+    return error
 
 
 def fail(run: ClaimedRun, error: RagServiceError) -> None:

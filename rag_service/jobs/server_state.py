@@ -112,9 +112,13 @@ def set_alarms(url: str, alarms: Mapping[str, str]) -> None:
     alarm = "\n".join(lines) or None
     with begin() as connection:
         connection.execute(
-            update(OcrServer)
-            .where(OcrServer.url == url, OcrServer.alarm.is_distinct_from(alarm))
-            .values(alarm=alarm)
+            upsert(OcrServer)
+            .values(url=url, state=ServerState.UP, message="", alarm=alarm)
+            .on_conflict_do_update(
+                index_elements=["url"],
+                set_={"alarm": alarm},
+                where=OcrServer.alarm.is_distinct_from(alarm),
+            )
         )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import and_, case, func, or_, select
+from sqlalchemy import and_, case, func, select
 from sqlalchemy.sql import ColumnElement
 
 from rag_service.config.loader import get_settings
-from rag_service.database.models import Page, RemoteJob, Run, WorkerRow
-from rag_service.jobs.claim_conditions import server_is_out
+from rag_service.database.models import Run, WorkerRow
+from rag_service.jobs.claim_conditions import follows_jobs, server_is_out
 from rag_service.jobs.live_workers import has_store_fault, is_alive
-from rag_service.states import HELD, JobState, PageState, RunState, Stage, WaitingFor
+from rag_service.states import HELD, RunState, Stage, WaitingFor
 
 
 def waiting_reason(run: type[Run], server: str | None) -> ColumnElement[str | None]:
@@ -24,7 +24,7 @@ def waiting_reason(run: type[Run], server: str | None) -> ColumnElement[str | No
     reasons: list[tuple[ColumnElement[bool], Any]] = [
         (run.state == RunState.REMOTE, WaitingFor.REMOTE_JOB.value),
         (_is_abandoned(run), WaitingFor.WORKER.value),
-        (_is_all_posted(run), WaitingFor.REMOTE_JOB.value),
+        (follows_jobs(run), WaitingFor.REMOTE_JOB.value),
         (run.state.not_in([Stage.PREPARE.waiting, Stage.OCR.waiting]), None),
     ]
     if server:
@@ -46,27 +46,6 @@ def _is_abandoned(run: type[Run]) -> ColumnElement[bool]:
     lease = get_settings().lease
     left = timedelta(seconds=lease.seconds - lease.give_up_after)
     return and_(run.state.in_(HELD), run.lease_expires_at < func.clock_timestamp() + left)
-
-
-def _is_all_posted(run: type[Run]) -> ColumnElement[bool]:
-    """Return the condition that remote jobs have all remaining pages of a claimed run.
-
-    Without EXISTS, for which a listing would read the whole table of pages.
-    """
-    remaining = (
-        select(Page.number)
-        .where(Page.run_id == run.id, Page.state == PageState.PENDING)
-        .correlate(run)
-        .limit(1)
-    )
-    not_posted = remaining.outerjoin(RemoteJob, RemoteJob.id == Page.remote_job_id).where(
-        or_(RemoteJob.id.is_(None), RemoteJob.state == JobState.SUBMITTING)
-    )
-    return and_(
-        run.state == RunState.OCR,
-        remaining.scalar_subquery().is_not(None),
-        not_posted.scalar_subquery().is_(None),
-    )
 
 
 def _stage(run: type[Run]) -> ColumnElement[str]:

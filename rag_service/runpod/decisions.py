@@ -38,6 +38,7 @@ from rag_service.states import JobOutcome, PostReason
 _AGE_SHARE = 20
 # Seconds until the next request after RunPod refused the key.
 REFUSED_PAUSE = 30.0
+_REASON_LETTERS = 300
 
 
 class PolledJob(Protocol):
@@ -264,7 +265,7 @@ def _completed(job: PolledJob, report: JobReport) -> JobEnded:
     """COMPLETED alone proves nothing: the output must be there, valid and this job's."""
     missing = JobEnded(
         JobOutcome.MISSING,
-        RemoteResultMissing("RunPod reports COMPLETED but returned no usable output."),
+        RemoteResultMissing(f"RunPod reports COMPLETED but {_instead_of_output(report)}."),
         repost=PostReason.SECOND_TRY,
     )
     try:
@@ -278,6 +279,17 @@ def _completed(job: PolledJob, report: JobReport) -> JobEnded:
         RemoteResultMissing("The job's output does not contain the page."),
         output=output,
         repost=PostReason.SECOND_TRY,
+    )
+
+
+def _instead_of_output(report: JobReport) -> str:
+    """Return what the answer has in place of a usable output, with the handler's own words."""
+    output = report.output
+    reason = report.error or (output.get("error") if isinstance(output, dict) else None)
+    return (
+        f"with an error: {' '.join(str(reason).split())[:_REASON_LETTERS]}"
+        if reason
+        else "returned no usable output"
     )
 
 
@@ -309,11 +321,11 @@ class PostAgain:
 class AnswerLost:
     """A job may exist: keep the row as lost and post nothing more of this run for now.
 
-    `park`: the post already repeated a lost one; the run waits as in an outage.
+    `again`: the post already repeated a lost one, so the endpoint counts as out for all runs.
     """
 
     message: str
-    park: bool
+    again: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +357,7 @@ def decide_post(answer: PostAnswer, reason: PostReason) -> PostOutcome:
             unreachable = isinstance(answer, Unreachable)
             return PostAgain(answer.message, answer.retry_after, probe_first=unreachable)
         case LostAnswer():
-            return AnswerLost(answer.message, park=reason is PostReason.LOST_ANSWER)
+            return AnswerLost(answer.message, again=reason is PostReason.LOST_ANSWER)
         case BodyRefused():
             return PostRefused(answer.message)
         case EndpointRefused():
@@ -356,9 +368,10 @@ def may_repost_lost(job: PolledJob, settings: RunPodOptions) -> bool:
     """Return whether the pages of a post whose answer was lost may be posted again.
 
     If the handler has a volume, two jobs of one request key do the work once. Without one, only
-    after the first job's ttl: two handlers must never read the same page.
+    after the first job's ttl: two handlers must never read the same page. A post that already
+    repeated a lost one is not repeated: its webhook or the end of its ttl decides.
     """
-    if job.hinted_id is not None:
+    if job.hinted_id is not None or job.reason is PostReason.LOST_ANSWER:
         return False
     soon = settings.handler_volume and (job.lost_for or 0.0) >= settings.repost_after
     return soon or job.left <= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from functools import cache
 from types import TracebackType
@@ -11,6 +12,10 @@ import httpx
 
 from rag_service.runtime.retry import parse_http_date, parse_retry_after
 
+# The beginning of a web page; its title, if there is one, is the first group.
+_HTML = re.compile(
+    r"\s*<(?:!doctype html|html)\b(?:.*?<title[^>]*>([^<]{1,200}))?", re.IGNORECASE | re.DOTALL
+)
 _EXCERPT_LETTERS = 300
 _TIMEOUTS = (
     (httpx.ConnectTimeout, "no connection in time"),
@@ -59,7 +64,9 @@ def describe_response(response: httpx.Response) -> str:
 
 
 def excerpt(response: httpx.Response) -> str:
-    """Return the beginning of the body as one line."""
+    """Return the beginning of the body as one line; of a web page its title."""
+    if page := _HTML.match(response.text):
+        return f"a web page, {' '.join(page[1].split())!r}" if page[1] else "a web page"
     return " ".join(response.text.split())[:_EXCERPT_LETTERS] or "empty body"
 
 

@@ -437,18 +437,79 @@ def test_an_unreachable_runpod_parks_new_documents_and_loses_no_job(
     assert list(remote.accepted(waiting).values()) == [1]
 
 
-def test_a_second_lost_answer_parks_the_document(remote: Remote) -> None:
-    remote.runpod.always("health", refused(500))
-    remote.runpod.next("run", refused(502), refused(502))
+LOST_TWICE = [("first", "repeated"), ("lost_answer", None)]
+
+
+@pytest.mark.parametrize("fault", [refused(502), call_faults.failed_after(502)])
+def test_a_second_lost_answer_is_not_posted_again(remote: Remote, fault: CallFault) -> None:
+    """Neither a probe, a trial, a killed worker nor another document posts its pages."""
+    remote.runpod.always("run", fault)
+    document_id = remote.add(2)
+    remote.wait(lambda: outcomes(remote, document_id) == LOST_TWICE, "two lost answers")
+    remote.wait(lambda: is_remote(remote, document_id), "no fork holds the run")
+    restart(remote, signal.SIGKILL)
+    other = remote.add(1)
+    remote.wait(lambda: outcomes(remote, other) == LOST_TWICE, "two more lost answers")
+    assert remote.view(document_id).waiting_for == "remote_job"
+    alarm = remote.wait(lambda: faults(remote).get("lost_answers"), "the alarm")
+    assert "answers to 2 posts were lost" in alarm
+    assert "not posted again" in alarm
+    assert set(remote.posts(document_id).values()) == {2}
+    remote.runpod.always("run", NO_FAULT)
+    # Only the end of the ttl decides, because no webhook comes here.
+    end_ttl(remote, document_id)
+    end_ttl(remote, other)
+    for one in (document_id, other):
+        assert remote.ended(one).status == "processed"
+        assert outcomes(remote, one)[:2] == [("first", "repeated"), ("lost_answer", "expired")]
+        assert outcomes(remote, one)[2:] == [("expired", "completed")]
+        assert len(remote.posts(one)) == 1
+        remote.require_reasons(one)
+    remote.wait(lambda: "lost_answers" not in faults(remote), "the alarm ends")
+
+
+def test_endless_lost_answers_end_after_a_bounded_number_of_posts(remote: Remote) -> None:
+    remote.runpod.always("run", call_faults.failed_after(502))
     document_id = remote.add(1)
-    parked(remote, document_id)
-    remote.runpod.always("health", NO_FAULT)
+    for reason in ("first", "expired"):
+        twice = [(reason, "repeated"), ("lost_answer", None)]
+        remote.wait(lambda: outcomes(remote, document_id)[-2:] == twice, f"lost: {reason}")  # noqa: B023
+        end_ttl(remote, document_id)
+    view = remote.ended(document_id)
+    assert view.error is not None
+    assert view.error.code == "pages_failed"
+    assert view.error.retryable
+    assert "remote_job_expired" in view.error.message
+    assert sum(remote.posts(document_id).values()) == 4
+
+
+def end_ttl(remote: Remote, document_id: str) -> None:
+    """Let the time to live of the document's open posts end now."""
+    remote.service.rows(
+        "UPDATE remote_jobs SET expires_at = now(), next_poll_at = now()"
+        " WHERE run_id = :id AND state <> 'ended' RETURNING id",
+        id=remote.run_id(document_id),
+    )
+
+
+def test_forks_killed_while_they_follow_jobs_are_not_charged(
+    remote: Remote, handlers: HeldHandlers
+) -> None:
+    """Five kills: three of a fork with a page in progress would fail the document."""
+    handlers.open.clear()
+    document_id = remote.add(3)
+    remote.live(document_id)
+    claim = "UPDATE runs SET state = 'ready' WHERE id = :id AND state = 'remote' RETURNING id"
+    for _ in range(5):
+        remote.service.rows(claim, id=remote.run_id(document_id))
+        remote.wait(lambda: remote.service.run(document_id).state == "ocr", "a fork follows")
+        for fork in ocr_worker(remote).forks():
+            kill(fork)
+        remote.wait(lambda: is_remote(remote, document_id), "the run is with its jobs")
+        assert remote.service.run(document_id).crashes == 0
+    handlers.open.set()
     assert remote.ended(document_id).status == "processed"
-    assert outcomes(remote, document_id) == [
-        ("first", "repeated"), ("lost_answer", "repeated"), ("lost_answer", "completed"),
-    ]  # fmt: skip
-    assert len(remote.posts(document_id)) == 1
-    remote.require_reasons(document_id)
+    require_posted_once(remote, document_id)
 
 
 def test_a_key_refused_while_jobs_run_loses_none(remote: Remote, handlers: HeldHandlers) -> None:

@@ -129,8 +129,9 @@ def passing(name: str, *several: CallFault) -> Case:
 
 
 def posted_again(name: str, outcome: str, reason: str, **more: Any) -> Case:
-    rows = (("first", outcome), (reason, "completed"))
-    return Case(name, rows=rows, accepted=2, **more)
+    more_rows = more.pop("more_rows", ())
+    rows = (("first", outcome), (reason, "completed"), *more_rows)
+    return Case(name, rows=rows, accepted=len(rows), **more)
 
 
 def given_up(name: str, outcome: str, reason: str, error: str, **more: Any) -> Case:
@@ -258,6 +259,13 @@ def cancelled_on_runpod(asked: Asked) -> CallFault:
     return NO_FAULT
 
 
+def two_answers(_: int, given: JobInput) -> dict[str, Any]:
+    """Return the first page twice, with two texts."""
+    output = read_all(given)
+    again = output["pages"][0] | {"markdown": "another text"}
+    return output | {"pages": [*output["pages"], again]}
+
+
 GZIP = CallFault(headers={"Content-Encoding": "gzip"})
 CASES = [
     Case("nothing at all"),
@@ -333,6 +341,13 @@ CASES = [
     Case("FAILED and unknown by turns", status=failing_and_lost, accepted=3,
          error="remote_job_failed",
          rows=(("first", "failed"), (SECOND, "missing"), (EXPIRED, "failed"))),
+    posted_again("TIMED_OUT, one range of a long document", "timed_out", SECOND,
+                 status=first_job(says("TIMED_OUT")), pages=16, more_rows=(DONE,)),
+    given_up("COMPLETED with an error", "missing", SECOND, "remote_result_missing",
+             status=always(call_faults.with_output({"error": "no space left on the volume"})),
+             says="no space left on the volume"),
+    given_up("two different answers for a page", "completed", SECOND, "remote_result_missing",
+             answer=two_answers),
     Case("CANCELLED by somebody", status=cancelled_on_runpod, error="remote_job_cancelled",
          stuck=True, rows=(("first", "cancelled"),)),
     posted_again("TIMED_OUT", "timed_out", SECOND, status=first_job(says("TIMED_OUT"))),
@@ -427,10 +442,17 @@ def test_every_fault_ends_in_its_record(remote: Remote, name: str) -> None:
     remote.require_reasons(case.document_id)
 
 
-def test_a_lost_answer_is_repeated_under_the_same_key(remote: Remote) -> None:
+def test_a_repost_of_any_kind_keeps_the_pages_and_the_key_of_the_post_it_replaces(
+    remote: Remote,
+) -> None:
+    """Under the key the handler finds the pages that it has read."""
     for case in CASES:
+        ended = remote.ended(case.document_id, 100)
+        if case.pages == 1 and ended.pages.total == 1:
+            rows = remote.rows(case.document_id)
+            assert {row.pages for row in rows} == {(1,)}, case.name
+            assert len({row.request_key for row in rows}) == 1, case.name
         if (LOST, "completed") in case.rows:
-            remote.ended(case.document_id, 100)
             lost, again, *_ = remote.rows(case.document_id)
             assert (again.request_key, again.pages) == (lost.request_key, lost.pages), case.name
             assert remote.posts(case.document_id)[lost.request_key] == 2, case.name

@@ -18,10 +18,12 @@ from rag_service.runpod.runpod_client import (
     PollFailed,
     RunPodClient,
 )
+from rag_service.runtime.plural import counted
 
 log = logging.getLogger(__name__)
 
 NO_GPU_WORKERS = "no_gpu_workers"
+LOST_ANSWERS = "lost_answers"
 # Checks in a row without any answer until RunPod counts as unreachable.
 _SILENT_CHECKS = 3
 
@@ -73,14 +75,15 @@ class EndpointWatch:
             str(runpod.endpoint_id),
             long=runpod.no_worker_alarm,
         )
+        found = {LOST_ANSWERS: _lost_answers(jobs)}
         if not jobs.number:
             self._silent = 0
-            return {}
-        health, message = await _health(runpod)
-        found = {
-            server_state.FAULT: self._unreachable(jobs, message),
-            NO_GPU_WORKERS: self._without_workers(jobs, health, before.get(NO_GPU_WORKERS)),
-        }
+        else:
+            health, message = await _health(runpod)
+            found |= {
+                server_state.FAULT: self._unreachable(jobs, message),
+                NO_GPU_WORKERS: self._without_workers(jobs, health, before.get(NO_GPU_WORKERS)),
+            }
         return {name: message for name, message in found.items() if message is not None}
 
     def _unreachable(self, jobs: LiveJobs, message: str | None) -> str | None:
@@ -106,6 +109,20 @@ class EndpointWatch:
             f"Jobs have been queued for over {self._settings.runpod.no_worker_alarm:.0f} s and the "
             "endpoint has no worker. Check its maximum number of workers on RunPod."
         )
+
+
+def _lost_answers(jobs: LiveJobs) -> str | None:
+    """Return an alarm while RunPod may have jobs whose ids are not known."""
+    if not jobs.lost:
+        return None
+    what = f"RunPod's answers to {counted(jobs.lost, 'post')} were lost ({jobs.lost_message})."
+    if not jobs.lost_again:
+        return f"{what} Their pages are posted again, one time, after runpod.repost_after."
+    return (
+        f"{what} {jobs.lost_again} of them repeated a lost post: their pages are not posted again "
+        "until the webhook or the end of runpod.ttl has decided. Check what is between this "
+        "service and RunPod, a proxy for example."
+    )
 
 
 async def _health(settings: RunPodOptions) -> tuple[EndpointHealth | None, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 
 from rag_service import errors
@@ -11,6 +12,8 @@ from rag_service.jobs.run_pages import StoredPage
 from rag_service.runpod.decisions import JobEnded
 from rag_service.runpod.job_format import JobOutput, PageOutput, PageProblem
 from rag_service.states import PageState, PostReason
+
+log = logging.getLogger(__name__)
 
 # Error codes of the handler for which a second try would change nothing.
 _FINAL_ERRORS = {
@@ -39,7 +42,7 @@ def page_results(
     """
     if ended.error is None:
         return [], {}
-    found = {page.page: page for page in (ended.output.pages if ended.output else [])}
+    found = _answers(ended.output)
     remaining = _remaining(job, ended.output)
     stored: list[StoredPage] = []
     reposts: dict[int, PostReason] = {}
@@ -58,6 +61,17 @@ def page_results(
             reposts[number] = repost
         stored.append(_failed_page(number, error, repost))
     return stored, reposts
+
+
+def _answers(output: JobOutput | None) -> dict[int, PageOutput]:
+    """Return the answer for each page; a page with two different answers has none."""
+    found: dict[int, PageOutput] = {}
+    twice: set[int] = set()
+    for page in output.pages if output else []:
+        if found.setdefault(page.page, page) != page:
+            log.warning("A job of RunPod returned two different answers for page %d.", page.page)
+            twice.add(page.page)
+    return {number: page for number, page in found.items() if number not in twice}
 
 
 def _remaining(job: JobRow, output: JobOutput | None) -> set[int]:

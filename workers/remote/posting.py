@@ -23,6 +23,7 @@ from rag_service.errors import (
     OcrOutage,
     PayloadTooLarge,
     RagServiceError,
+    RemoteResultMissing,
 )
 from rag_service.jobs import leases, remote_posts, run_pages, runs, server_state
 from rag_service.jobs.remote_posts import FreePages, NewJob
@@ -89,8 +90,7 @@ class Poster:
 
         Raises OcrOutage, LeaseLost, Draining.
         """
-        again = free.reason is PostReason.LOST_ANSWER
-        making = self._maker.make(free.numbers, self._envelope, as_before=again)
+        making = self._maker.make(free.numbers, self._envelope, as_before=free.as_before)
         async with aclosing(making) as payloads:
             async for made in payloads:
                 if isinstance(made, PageRefused):
@@ -193,8 +193,11 @@ class Poster:
                 raise TryAgain(outcome.message, outcome.retry_after)
             case AnswerLost(message):
                 await self._write(lambda: remote_posts.note_lost(post.job_id, message))
-                if outcome.park:
-                    raise OcrOutage(message)
+                if outcome.again:
+                    url = self._client.url
+                    await self._write(
+                        lambda: server_state.mark_out(url, message, misconfigured=False)
+                    )
                 return False
             case PostRefused(message):
                 await self._write(lambda: remote_posts.note_refused(post.job_id, message))
@@ -224,6 +227,18 @@ class Poster:
                 await asyncio.sleep(_DATABASE_RETRY_SECONDS)
             else:
                 return
+
+    async def fail_exhausted(self) -> None:
+        """Fail the pages that were posted as often as runpod.max_posts_per_page allows."""
+        limit = self._settings.runpod.max_posts_per_page
+        posts = await self._guard.call(lambda: remote_posts.exhausted_pages(self._run, limit))
+        for number, reasons in posts.items():
+            listed = ", ".join(reasons)
+            error = RemoteResultMissing(
+                f"The page was posted {len(reasons)} times without a usable result ({listed}); "
+                "runpod.max_posts_per_page allows no more."
+            )
+            await self._fail([number], error)
 
     async def _fail(self, numbers: Sequence[int], error: RagServiceError) -> None:
         for number in numbers:

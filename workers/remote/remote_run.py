@@ -17,7 +17,7 @@ from rag_service.jobs import leases, remote_jobs, remote_posts, run_pages, runs,
 from rag_service.jobs.remote_jobs import JobRow
 from rag_service.runpod.decisions import may_repost_lost
 from rag_service.runpod.payload import PayloadMaker
-from rag_service.states import JobState
+from rag_service.states import JobState, PostReason
 from workers.document_source import opened
 from workers.remote.endpoint_watch import open_client
 from workers.remote.polling import poll_due
@@ -68,6 +68,9 @@ class RemoteRun:
             await self._guard.call(lambda: runs.finish(self._run))
             return True
         now = time.monotonic()
+        if await self._waits_for_lost():
+            await self._release(0.0)
+            return True
         # If no job is left, the pages are free again: the next step posts them.
         if now < self._until and (now >= self._full_until or await self._jobs()):
             return False
@@ -90,6 +93,14 @@ class RemoteRun:
             if job.state is JobState.LOST and may_repost_lost(job, self._settings.runpod):
                 await self._guard.call(partial(remote_posts.free_lost, self._run, job.id))
 
+    async def _waits_for_lost(self) -> bool:
+        """Return whether only a webhook or the end of a ttl can bring the run on."""
+        jobs = await self._jobs()
+        may_not = [
+            job.state is JobState.LOST and job.reason is PostReason.LOST_ANSWER for job in jobs
+        ]
+        return bool(jobs) and all(may_not)
+
     async def _post_free(self) -> bool:
         """Post the pages that no job has; return False if there are none or none may be posted."""
         if time.monotonic() < self._full_until:
@@ -101,6 +112,8 @@ class RemoteRun:
         if not free:
             return False
         async with self._poster() as poster:
+            await poster.fail_exhausted()
+            free = await self._guard.call(lambda: remote_posts.free_pages(self._run))
             for group in free:
                 if not await poster.post(group):
                     break

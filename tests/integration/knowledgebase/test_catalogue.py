@@ -221,7 +221,7 @@ WAITING, ENDED, PAGES = 10_000, 3_000, 10
 
 @pytest.fixture
 def many():
-    """10,000 waiting runs and 3,000 ended runs with ten pages each."""
+    """10,000 waiting runs and 3,000 ended runs with ten pages each, and jobs."""
     sim.execute(
         "INSERT INTO documents (id, collection, sha256, filename, media_type, bytes, source_key,"
         " created_at) SELECT lpad(to_hex(n), 32, '0'), 'default', n::text, 'a.pdf', 'x', 1, 'k',"
@@ -244,6 +244,13 @@ def many():
         " SELECT id, n, 'ocr', '', 'pending', 1, 1, 'text', '[]', 'f', false, 0, '[]'"
         " FROM runs, generate_series(1, :pages) n WHERE state <> 'queued'",
         pages=PAGES,
+    )
+    sim.execute(
+        "INSERT INTO remote_jobs (id, run_id, kind, base_url, endpoint_id, token_sha256,"
+        " request_key, pages, reason, state, epoch, cancel_wanted, deadline_passed, expires_at,"
+        " next_poll_at, polls, usd_per_second)"
+        " SELECT id, id, 'runpod', 'b', 'e', id, 'k', '{1}', 'first', 'ended', 0, false, false,"
+        " now(), now(), 0, 0 FROM runs WHERE state <> 'queued'"
     )
     with get_engine().connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("ANALYZE")

@@ -12,6 +12,7 @@ from rag_service.documents import deletion
 from rag_service.documents.storage import DocumentStore
 from rag_service.errors import LeaseLost, RemoteJobFailed
 from rag_service.jobs import leases, remote_jobs, remote_posts, runs
+from rag_service.jobs.leases import Blame
 from rag_service.jobs.remote_jobs import PollNote
 from rag_service.jobs.remote_posts import FreePages
 from rag_service.jobs.run_pages import StoredPage
@@ -30,7 +31,7 @@ from tests.posts import (
     row,
     settle,
 )
-from tests.simulation import at_once
+from tests.simulation import at_once, run_row
 
 pytestmark = pytest.mark.usefixtures("settings")
 ROUNDS = 15
@@ -179,8 +180,8 @@ def test_a_lost_post_is_repeated_with_the_same_pages():
     assert row(lost).outcome == JobOutcome.REPEATED
     assert sorted(remote_posts.free_pages(run), key=lambda free: free.numbers) == [
         FreePages(PostReason.FIRST, (1, 4, 8, 9)),
-        FreePages(PostReason.LOST_ANSWER, (2, 3, 5)),
-        FreePages(PostReason.SECOND_TRY, (6, 7)),
+        FreePages(PostReason.LOST_ANSWER, (2, 3, 5), as_before=True),
+        FreePages(PostReason.SECOND_TRY, (6, 7), as_before=True),
     ]
 
 
@@ -334,6 +335,8 @@ def test_the_poll_of_a_dead_fork_does_not_delay_the_runs_next_owner():
     live_job(run, 1)
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
     sim.expire(run.id)
+    # A webhook or another job makes the run claimable while this job is live.
+    sim.execute("UPDATE runs SET state = 'ready'")
     newer = sim.claim(Stage.OCR)
     remote_posts.note_interrupted(newer)
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
@@ -387,6 +390,72 @@ def test_a_webhooks_id_is_a_hint_until_it_is_confirmed():
     assert len(remote_jobs.claim_due(9, run_id=run.id)) == 1
     remote_jobs.note_poll(job_id, PollNote(next_in=1, adopted_id="named"))
     assert (row(job_id).remote_id, row(job_id).state) == ("named", "live")
+
+
+def test_a_webhook_for_a_repeated_post_names_the_job_of_the_post_that_repeats_it():
+    """Both posts have one request key, so the handlers do the same work."""
+    run = held_run(1)
+    first = open_job(run, 1, token="first")
+    remote_posts.note_lost(first, "cut")
+    remote_posts.free_lost(run, first)
+    again = open_job(run, 1, token="again", reason=PostReason.LOST_ANSWER)
+    remote_posts.note_lost(again, "cut")
+    assert remote_jobs.hint(token_digest("first"), "named")
+    assert (row(first).hinted_id, row(again).hinted_id) == (None, "named")
+
+
+@pytest.mark.parametrize("blame", [None, *Blame])
+def test_a_fork_that_only_follows_jobs_is_not_charged(blame):
+    run = held_run(2)
+    job = live_job(run, 1, 2)
+    for _ in range(12):
+        if blame is None:
+            sim.expire(run.id)
+        else:
+            assert leases.release_crashed("worker", run_row(run.id).lease_task, sim.lease(), blame)
+        found = run_row(run.id)
+        assert (found.state, found.crashes, found.expiries) == ("remote", 0, 0)
+        assert row(job.id).state == "live"
+        sim.execute("UPDATE runs SET state = 'ready'")
+        sim.claim(Stage.OCR)
+
+
+@pytest.mark.parametrize("posted", [(), (1,)])
+def test_a_fork_with_a_page_that_no_job_has_is_charged(posted):
+    run = held_run(2)
+    if posted:
+        live_job(run, *posted)
+    leases.release_crashed("worker", run_row(run.id).lease_task, sim.lease())
+    assert (run_row(run.id).state, run_row(run.id).crashes) == ("ready", 1)
+
+
+def test_pages_are_exhausted_by_posts_of_any_reason_but_not_by_refused_ones():
+    run = held_run(2)
+    reasons = [PostReason.FIRST, PostReason.SECOND_TRY, PostReason.EXPIRED]
+    for reason in reasons:
+        settle(live_job(run, 1, reason=reason), again(1))
+        remote_posts.note_refused(open_job(run, 1, reason=reason), "429")
+    assert remote_posts.exhausted_pages(run, 4) == {}
+    assert remote_posts.exhausted_pages(run, 3) == {1: reasons}
+
+
+def test_an_abandoned_post_is_lost_and_one_in_progress_is_not():
+    run, other = held_run(1), held_run(1)
+    abandoned, in_progress = open_job(run, 1), open_job(other, 1)
+    leases.release(run)
+    assert remote_posts.note_abandoned() == 1
+    assert (row(abandoned).state, row(in_progress).state) == ("lost", "submitting")
+
+
+def test_a_partly_settled_post_gets_new_cuts_and_a_whole_one_does_not():
+    run = held_run(5)
+    second = {n: PostReason.SECOND_TRY for n in range(1, 6)}
+    settle(live_job(run, 1, 2, 3), again(1), read_page(2), again(3), reasons=second)
+    settle(live_job(run, 4, 5), again(4), again(5), reasons=second)
+    assert remote_posts.free_pages(run) == [
+        FreePages(PostReason.SECOND_TRY, (1, 3)),
+        FreePages(PostReason.SECOND_TRY, (4, 5), as_before=True),
+    ]
 
 
 def test_the_id_of_the_post_has_precedence_over_a_webhooks_id():

@@ -184,7 +184,7 @@ def test_only_jobs_queued_for_long_are_reported_as_such() -> None:
     running, queued = live_job(run, 1), live_job(run, 2)
     remote_jobs.note_poll(running.id, PollNote(next_in=9, status="IN_PROGRESS", error=""))
     remote_jobs.note_poll(queued.id, PollNote(next_in=9, status="IN_QUEUE", error=""))
-    assert endpoint() == LiveJobs(2, False, True, None)
+    assert endpoint() == LiveJobs(2, False, True, None, 0, 0, None)
     sim.execute("UPDATE remote_jobs SET submitted_at = now() - interval '601 s'")
     assert endpoint().queued_for_long
     assert remote_endpoints.live_jobs(BASE, "another", long=600).number == 0
@@ -195,7 +195,7 @@ def test_only_jobs_queued_for_long_are_reported_as_such() -> None:
 def test_a_failed_poll_counts_until_one_is_answered() -> None:
     run = held_run(2)
     one, other = live_job(run, 1), live_job(run, 2)
-    assert endpoint() == LiveJobs(2, False, False, None)
+    assert endpoint() == LiveJobs(2, False, False, None, 0, 0, None)
     for job in (one, other):
         remote_jobs.note_poll(job.id, PollNote(next_in=9, status="IN_QUEUE", error=""))
         remote_jobs.note_poll(job.id, PollNote(next_in=9, error="no answer"))
