@@ -176,7 +176,7 @@ async def add_document(request: Request, resources: Resources) -> JSONResponse:
     added before with the same options and is active or processed; nothing was changed. 409
     `options_differ`: it was added before with other options; use reprocess.
     """
-    async with resources.upload_slots:
+    async with resources.upload_slots.slot(request.client.host if request.client else ""):
         await _require_backlog_space(request, resources)
         # Before the body is received: without its store no document can be kept.
         incoming = await anyio.to_thread.run_sync(resources.store_check.incoming)

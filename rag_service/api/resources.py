@@ -10,16 +10,16 @@ import anyio
 from fastapi import Depends, Request
 
 from rag_service.api.page_images import PageImageRenderer
+from rag_service.api.upload_slots import UploadSlots
 from rag_service.config.options import Settings
 from rag_service.database.engine import most_connections
 from rag_service.documents.storage import DocumentStore
 from rag_service.monitoring.metrics import Telemetry
 from rag_service.monitoring.store_check import StoreCheck
 
-# Uploads that are received at the same time; further ones wait before their body is read.
-_UPLOADS = 64
 # Uploads that are stored at the same time; each uses a database connection.
 _COMMITS = 8
+_WEBHOOK_BODIES = 2
 
 
 class ApiResources:
@@ -29,7 +29,9 @@ class ApiResources:
         self.settings = settings
         self.telemetry = Telemetry(settings, lambda: self.store_check.incoming_if_reachable())
         self.page_images = PageImageRenderer(settings)
-        self.upload_slots = asyncio.Semaphore(_UPLOADS)
+        self.upload_slots = UploadSlots()
+        # Bodies of webhooks that are in memory at the same time.
+        self.webhook_bodies = asyncio.Semaphore(_WEBHOOK_BODIES)
         # Set when the process is asked to stop: event streams end then.
         self.stopping = asyncio.Event()
 

@@ -5,6 +5,7 @@ straight to the disk, never as a whole into memory.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ _FIELD_BYTES = 8 * 1024
 # Parsed, hashed and written by one call of a thread.
 _BATCH_BYTES = 1024 * 1024
 _SILENCE_SECONDS = 60.0
+# A sender may be this slow for a while: less than a modem, so no honest sender is refused.
+_LEAST_BYTES_PER_SECOND = 1024
+_SLOW_START_SECONDS = 30.0
 _ESCAPES = ((b"%0A", b"\n"), (b"%0D", b"\r"), (b"%22", b'"'))
 
 
@@ -222,19 +226,26 @@ async def _batches(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _with_time_limit(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the chunks. Raises InvalidOptions if the client sends nothing for a minute, because
-    it would keep an upload slot that others wait for.
+    """Yield the chunks. Raises InvalidOptions if the client is silent or slow, because it would
+    keep an upload slot that others wait for. Only the time spent waiting for the client counts.
     """
+    waited, received = 0.0, 0
     while True:
+        allowed = _SLOW_START_SECONDS + received / _LEAST_BYTES_PER_SECOND - waited
+        started = time.monotonic()
         try:
-            async with asyncio.timeout(_SILENCE_SECONDS):
+            async with asyncio.timeout(min(allowed, _SILENCE_SECONDS)):
                 chunk = await anext(chunks)
         except StopAsyncIteration:
             return
         except TimeoutError as error:
             raise InvalidOptions(
-                f"The body is incomplete: no bytes came for {_SILENCE_SECONDS:g} seconds."
+                f"The body is incomplete: {received} bytes came in "
+                f"{waited + time.monotonic() - started:.0f} seconds; send at least "
+                f"{_LEAST_BYTES_PER_SECOND} bytes a second."
             ) from error
+        waited += time.monotonic() - started
+        received += len(chunk)
         yield chunk
 
 

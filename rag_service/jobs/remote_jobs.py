@@ -223,6 +223,13 @@ def leave_to_maintenance(run: ClaimedRun) -> None:
         fence(connection, run, state=state, worked_seconds=WORKED, **UNCLAIMED)
 
 
+def has_token(token_sha256: str) -> bool:
+    """Return whether a post has this token."""
+    query = select(RemoteJob.id).where(RemoteJob.token_sha256 == token_sha256)
+    with begin() as connection:
+        return connection.scalar(query) is not None
+
+
 def hint(token_sha256: str, remote_id: str) -> bool:
     """Record a webhook: poll its job at once, and keep the id in case the post's answer is lost.
 

@@ -1,7 +1,8 @@
 """Bodies with a wrong length, endless, incomplete or invalid, sent over raw connections."""
 
 import socket
-from contextlib import closing
+import threading
+from contextlib import ExitStack, closing, suppress
 
 import hypothesis
 import pytest
@@ -127,6 +128,47 @@ def test_a_client_that_stops_sending_is_disconnected(api, monkeypatch):
         connection.sendall(HEAD)
         assert connection.recv(65536).startswith(b"HTTP/1.1 422 ")
     assert listed(api) == []
+
+
+def test_slow_senders_do_not_keep_others_from_uploading(api, monkeypatch, make_pdf):
+    """As many as there are slots, each with a byte now and then: never silent for long."""
+    monkeypatch.setattr(upload, "_SLOW_START_SECONDS", 1.0)
+    with ExitStack() as connections:
+        senders = [
+            connections.enter_context(closing(connect(api, "Content-Length: 50000")))
+            for _ in range(64)
+        ]
+        stop = threading.Event()
+
+        def drip():
+            while not stop.wait(0.1):
+                for sender in senders:
+                    with suppress(OSError):
+                        sender.sendall(b"x")
+
+        for sender in senders:
+            sender.sendall(HEAD)
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            assert api.add(make_pdf("a"))
+            answers = [sender.recv(65536) for sender in senders]
+        finally:
+            stop.set()
+            thread.join()
+    assert all(answer.startswith(b"HTTP/1.1 422 ") for answer in answers)
+    assert all(b"bytes a second" in answer for answer in answers)
+    assert incoming(api) == []
+
+
+def test_a_webhook_without_a_token_is_refused_before_its_body(api):
+    request = (
+        f"POST /webhooks/runpod/made-up HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\n"
+        "Content-Length: 9999999\r\nExpect: 100-continue\r\n\r\n"
+    )
+    with closing(socket.create_connection(("127.0.0.1", api.port), 10)) as connection:
+        connection.sendall(request.encode())
+        assert answer_of(connection).startswith(b"HTTP/1.1 404 ")
 
 
 def test_a_missing_key_is_refused_before_the_body(start_api):
