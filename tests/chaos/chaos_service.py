@@ -19,7 +19,9 @@ import pymupdf
 import pytest
 
 from rag_service.config.loader import load_settings
+from rag_service.database.engine import DatabaseError, is_outage
 from rag_service.embedded import EmbeddedStack
+from rag_service.errors import StorageUnavailable
 from tests.chaos import event_log
 from tests.chaos.restarter import Restarter
 from tests.fakes.ocr_server import FakeOcrServer, Reply, Request
@@ -27,7 +29,7 @@ from tests.fakes.scans import HEIGHT, Mark, new_number, pdf, scan
 from tests.processes import Program
 from tests.service import Service, open_service
 
-# Short enough for forty faults; in the same proportions as the defaults.
+# Short enough for many faults; in the same proportions as the defaults.
 TIMES = {
     "RAG_SERVICE_LEASE_SECONDS": "8",
     "RAG_SERVICE_LEASE_RENEW_EVERY": "2",
@@ -56,6 +58,8 @@ _FORKS = {"prepare": 4, "ocr": 5}
 _READ_SECONDS = (0.1, 0.3)
 _IN_FLIGHT = 4
 _ADD_EVERY = 0.2
+# No outage of a fault lasts this long.
+_ADD_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,22 @@ class ChaosService:
         number = new_number()
         content = scan(number, scanned) if native == 0 else _mixed(number, native, scanned)
         priority = priority or self.random.choice(["bulk", "interactive"])
-        document_id = self.service.add(content, f"scan-{number}.pdf", priority=priority)
+        document_id = self._add(content, f"scan-{number}.pdf", priority)
         document = ChaosDocument(number, document_id, scanned, native)
         self.documents.append(document)
         return document
+
+    def _add(self, content: bytes, filename: str, priority: str) -> str:
+        """Add a document; try again in an outage, as a client does after a 503."""
+        deadline = time.monotonic() + _ADD_SECONDS
+        while True:
+            try:
+                return self.service.add(content, filename, priority=priority)
+            except (StorageUnavailable, DatabaseError) as error:
+                passes = isinstance(error, StorageUnavailable) or is_outage(error)
+                if not passes or time.monotonic() > deadline:
+                    raise
+            time.sleep(_ADD_EVERY)
 
     def document_with_mark(self, number: int) -> ChaosDocument:
         """Return the document with this mark number."""

@@ -19,15 +19,19 @@ import psutil
 import redis
 
 from rag_service.config.loader import get_settings
+from rag_service.database.engine import get_engine
 from rag_service.jobs import wake_ups
 from tests.chaos import event_log
 from tests.chaos.chaos_service import OCR_WORKERS, ChaosDocument, ChaosService
 from tests.chaos.event_log import Claim, ClaimedRun
+from tests.postgres_modes import read_only
 from tests.processes import Program, is_alive, kill
 
 T = TypeVar("T")
 _SOON = 0.02
 _LIMIT_SECONDS = 180.0
+# Shorter than a lease.
+_OUTAGE_SECONDS = (1.0, 4.0)
 # Native pages of a document that prepare stores in several transactions.
 _NATIVE = 180
 
@@ -216,6 +220,28 @@ def restart_broker(chaos: ChaosService) -> Fault:
     fault.is_back, fault.was_alone = lambda: wake_ups.ping(get_settings()) is None, True
     _add_some_documents(chaos)
     return fault
+
+
+def unmount_store(chaos: ChaosService) -> Fault:
+    """Move the folder of the document store elsewhere and back; documents are added before."""
+    _add_some_documents(chaos)
+    folder = get_settings().data_dir / "documents"
+    elsewhere = folder.with_name("documents-elsewhere")
+    folder.rename(elsewhere)
+    try:
+        time.sleep(chaos.random.uniform(*_OUTAGE_SECONDS))
+        assert not folder.exists(), "somebody made the missing folder"
+    finally:
+        elsewhere.rename(folder)
+    return _fault_during("document store unmounted")
+
+
+def make_database_read_only(chaos: ChaosService) -> Fault:
+    """Make PostgreSQL refuse all writes for a moment, as after a failover."""
+    _add_some_documents(chaos)
+    with read_only(get_engine().url.render_as_string(hide_password=False)):
+        time.sleep(chaos.random.uniform(*_OUTAGE_SECONDS))
+    return _fault_during("database read-only")
 
 
 def _broker_pid(chaos: ChaosService) -> int:

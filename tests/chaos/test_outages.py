@@ -53,7 +53,7 @@ def test_a_document_store_that_is_missing_for_a_moment_fails_no_document(
     moved = folder.with_name("moved")
     folder.rename(moved)
     chaos.service.programs.wait_until(
-        lambda: "Cannot reach the document store" in chaos.service.programs.tails(),
+        lambda: "No run is claimed without the document store" in chaos.service.programs.tails(),
         "a fork cannot reach the store",
     )
     time.sleep(_MISSING_SECONDS)

@@ -4,38 +4,16 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import make_url
 
 from rag_service.states import RunState, Stage
 from tests import simulation as sim
+from tests.postgres_modes import administrator, read_only
 from tests.processes import PATIENCE
 from tests.service import Scan, open_service
 from workers import run_loop
 
 READ_ONLY_SECONDS = 3
-
-
-@contextmanager
-def administrator(url):
-    """Yield a function that executes statements in a session that may always write."""
-    engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.exec_driver_sql("SET default_transaction_read_only = off")
-        yield connection.exec_driver_sql
-    engine.dispose()
-
-
-@contextmanager
-def read_only(url):
-    """Make the whole server read-only, open sessions too, as a standby after a failover is."""
-    with administrator(url) as execute:
-        execute("ALTER SYSTEM SET default_transaction_read_only = on")
-        execute("SELECT pg_reload_conf()")
-        try:
-            yield
-        finally:
-            execute("ALTER SYSTEM RESET default_transaction_read_only")
-            execute("SELECT pg_reload_conf()")
 
 
 def wait_until(condition):

@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,12 @@ from localbucket import S3Handler
 
 from rag_service.config.loader import load_settings
 from rag_service.documents.storage import DocumentStore, source_key, working_key
-from rag_service.errors import ConfigurationError, SourceMissing, StorageUnavailable
+from rag_service.errors import (
+    ConfigurationError,
+    SourceMissing,
+    StorageUnavailable,
+    StoreUnreachable,
+)
 
 MIB = 1024 * 1024
 
@@ -408,6 +414,21 @@ def test_a_missing_bucket_is_an_outage_not_a_missing_document(proxy, monkeypatch
     for use in (*uses, store.check_place):
         with pytest.raises(StorageUnavailable):
             use()
+
+
+def test_an_emptied_prefix_is_an_outage_and_nothing_is_written_to_it(s3, s3_server, tmp_path):
+    path, key = file_of(tmp_path, b"x")
+    s3.put_file(key, path)
+    prefix = s3_server[1] / "some" / "prefix"
+    shutil.move(prefix, tmp_path / "elsewhere")
+    for use in (s3.check, lambda: s3.exists(key)):
+        with pytest.raises(StoreUnreachable, match="rag_service-store is missing"):
+            use()
+    assert not prefix.exists() or files_in(prefix) == set()
+    shutil.rmtree(prefix, ignore_errors=True)
+    shutil.move(tmp_path / "elsewhere", prefix)
+    assert s3.exists(key)
+    s3.check()
 
 
 def test_the_check_fails_soon_when_s3_is_unreachable(s3, proxy):
