@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -22,6 +23,8 @@ from workers.store_watch import document_store
 
 # Pages in one transaction. It bounds the memory used and the work that a crash can cost.
 _WINDOW = 64
+# Pages that take long are stored before a window is full, so that their document shows progress.
+_WINDOW_SECONDS = 5.0
 
 
 @app.task(bind=True, name=TASK_NAMES[Stage.PREPARE])
@@ -52,13 +55,13 @@ async def prepare_run(guard: RunGuard) -> None:
 async def _plan_pages(
     guard: RunGuard, document: OpenDocument, missing: Sequence[int]
 ) -> tuple[bool, list[PlannedRow]]:
-    """Plan these pages and store every full window of them.
+    """Plan these pages and store every window of them but the last.
 
     Returns whether any page needs OCR, and the last, unstored pages. The caller stores them in
     the transaction that moves the run on: most documents are shorter than a window, and a
     transaction costs as much as some pages.
     """
-    run, remains = guard.run, False
+    run, remains, last = guard.run, False, list[PlannedRow]()
     # Closed at once when the work stops: the render child must not read ahead in this document
     # when the next one opens.
     async with (
@@ -70,21 +73,21 @@ async def _plan_pages(
             if any(page.error for page in window):
                 require_resources(None)
                 await asyncio.to_thread(document_store().require_reachable)
-            rows = [_row(page) for page in window]
-            remains |= any(row.state is PageState.PENDING for row in rows)
-            if len(rows) < _WINDOW:
-                return remains, rows
-            await guard.call(partial(run_pages.store_plan, run, rows))
-    return remains, []
+            if last:
+                await guard.call(partial(run_pages.store_plan, run, last))
+            last = [_row(page) for page in window]
+            remains |= any(row.state is PageState.PENDING for row in last)
+    return remains, last
 
 
 async def _windows(planned: AsyncIterator[PlannedPage]) -> AsyncGenerator[Sequence[PlannedPage]]:
     window: list[PlannedPage] = []
+    begun = time.monotonic()
     async for page in planned:
         window.append(page)
-        if len(window) == _WINDOW:
+        if len(window) == _WINDOW or time.monotonic() - begun >= _WINDOW_SECONDS:
             yield window
-            window = []
+            window, begun = [], time.monotonic()
     if window:
         yield window
 

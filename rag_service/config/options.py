@@ -148,7 +148,9 @@ class PdfOptions(Section):
 
     area = "PDF"
 
-    page_time_limit: Seconds = expert("Seconds to render a page or extract its text.")
+    page_time_limit: Seconds = expert(
+        "Seconds for a page: its drawing and its text together, or one rendering."
+    )
     open_time_limit: Seconds = expert("Seconds to open a document.")
     max_pixels: Count = expert(
         "Most pixels of a rendered page. A larger page is rendered at a lower resolution."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from rag_service import errors
 from rag_service.errors import CorruptPdf, PageTimeout, PageUnrenderable, RagServiceError
 from rag_service.pdf.child_limits import ChildLimits
 from rag_service.pdf.child_process import ChildDied, ChildTimeout, RenderChild
+from rag_service.pdf.page_times import PageTimes
 from rag_service.pdf.pipe_frames import Frame
 from rag_service.pdf.result_frames import (
     crops_in,
@@ -45,6 +47,15 @@ if TYPE_CHECKING:
 BATCH = 32
 BATCHES_AHEAD = 2
 
+
+@dataclass(frozen=True, slots=True)
+class _PartOfBatch:
+    """Planned pages in order; `ends_batch`: the batch has no further ones."""
+
+    pages: list[PlannedPage]
+    ends_batch: bool
+
+
 # The frames of an answer that comes in several, and its last frame or what cut it off.
 _Frames = tuple[list[Frame], Frame | ChildTimeout | ChildDied]
 
@@ -61,6 +72,7 @@ class PdfSession:
         self._max_pages = max_pages
         self._child: RenderChild | None = None
         self._source: dict[str, Any] | None = None
+        self._times = PageTimes(limits.page_time_limit)
         self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> PdfSession:
@@ -82,6 +94,7 @@ class PdfSession:
         """
         async with self._turn:
             self._source = None
+            self._times = PageTimes(self._limits.page_time_limit)
             self._discard_used_up_child()
             source = {
                 "do": "open", "path": str(path), "media_type": media_type, "password": password,
@@ -100,19 +113,21 @@ class PdfSession:
     async def plan(self, ocr: OcrMode, pages: Sequence[int]) -> AsyncGenerator[PlannedPage]:
         """Yield each page's plan and native text, in the given order; some batches are read ahead.
 
-        A page that cannot be planned carries its error. Raises CorruptPdf only if a replaced
-        child cannot open the file again.
+        A page that cannot be planned carries its error. After some pages in a row that ran into
+        their limit, the others are not tried and carry that error too. Raises CorruptPdf only if
+        a replaced child cannot open the file again.
         """
         # In batches, so that the caller is not woken for each page.
-        planned: asyncio.Queue[list[PlannedPage] | None] = asyncio.Queue()
+        planned: asyncio.Queue[_PartOfBatch | None] = asyncio.Queue()
         free_batches = asyncio.Semaphore(BATCHES_AHEAD)
         producer = asyncio.create_task(self._plan_all(ocr, pages, planned, free_batches))
         producer.add_done_callback(lambda _: planned.put_nowait(None))
         try:
-            while (batch := await planned.get()) is not None:
-                for page in batch:
+            while (part := await planned.get()) is not None:
+                for page in part.pages:
                     yield page
-                free_batches.release()
+                if part.ends_batch:
+                    free_batches.release()
             await producer
         finally:
             producer.cancel()
@@ -229,12 +244,16 @@ class PdfSession:
 
     async def _ask_page(self, request: dict[str, Any]) -> Frame:
         """Return an answer about one page. Raises the page's error."""
-        number = request["page"]
+        number, attempts = request["page"], self._times.drawing
         async with self._turn:
+            if attempts.given_up:
+                raise self._given_up_error(number)
             try:
-                frame = await self._ask(request, self._limits.page_time_limit)
+                frame = await self._ask(request, attempts.limit)
             except (ChildTimeout, ChildDied) as error:
+                attempts.note(late=isinstance(error, ChildTimeout))
                 raise self._page_error(error, number) from error
+        attempts.note(late=False)
         raise_error(frame.head, number)
         return frame
 
@@ -242,7 +261,7 @@ class PdfSession:
         self,
         ocr: OcrMode,
         pages: Sequence[int],
-        planned: asyncio.Queue[list[PlannedPage] | None],
+        planned: asyncio.Queue[_PartOfBatch | None],
         free_batches: asyncio.Semaphore,
     ) -> None:
         source = self._source
@@ -252,33 +271,47 @@ class PdfSession:
                 # Another document has been opened since; the caller no longer waits.
                 if self._source is not source:
                     return
-                planned.put_nowait(await self._plan_batch(ocr, batch))
+                await self._plan_batch(ocr, batch, planned.put_nowait)
 
-    async def _plan_batch(self, ocr: OcrMode, batch: Sequence[int]) -> list[PlannedPage]:
-        """Plan a batch. Answers come in order: the first missing page is what ended the child."""
-        pages: list[PlannedPage] = []
-        while len(pages) < len(batch):
+    async def _plan_batch(
+        self, ocr: OcrMode, batch: Sequence[int], pass_on: Callable[[_PartOfBatch], None]
+    ) -> None:
+        """Plan a batch. Answers come in order: the first missing page is what ended the child.
+
+        What is planned before and at a slow page is passed on at once.
+        """
+        rest, pages = list(batch), list[PlannedPage]()
+        while rest and not self._times.text_alone.given_up:
+            pixels, pages = not self._times.with_pixels.given_up, []
             try:
-                await self._stream(ocr, batch[len(pages) :], pages.append)
+                await self._stream(ocr, rest, pages.append, pixels=pixels)
             except (ChildTimeout, ChildDied) as error:
-                pages.append(await self._plan_again(ocr, batch[len(pages)], error))
-        return pages
+                pages.append(await self._plan_again(ocr, rest[len(pages)], error, pixels=pixels))
+            rest = rest[len(pages) :]
+            if rest:
+                pass_on(_PartOfBatch(pages, ends_batch=False))
+                pages = []
+        pages += [self._untried(number) for number in rest]
+        pass_on(_PartOfBatch(pages, ends_batch=True))
 
     async def _plan_again(
-        self, ocr: OcrMode, number: int, first: ChildTimeout | ChildDied
+        self, ocr: OcrMode, number: int, first: ChildTimeout | ChildDied, *, pixels: bool
     ) -> PlannedPage:
         """Plan a page again, as before if the child died: another program may have killed it.
 
         Then by its text alone: it is mostly the drawing of a page that hangs.
         """
-        for pixels in (True, False) if isinstance(first, ChildDied) else (False,):
+        tries = (pixels, False) if isinstance(first, ChildDied) else (False,) if pixels else ()
+        for again in tries:
             pages: list[PlannedPage] = []
             with contextlib.suppress(ChildTimeout, ChildDied):
-                await self._stream(ocr, [number], pages.append, pixels=pixels)
-            if pages and (pixels or pages[0].markdown):
+                await self._stream(ocr, [number], pages.append, pixels=again)
+            if pages and (again or pages[0].markdown):
                 return pages[0]
-        failure = self._page_error(first, number)
-        return PlannedPage(number, PagePlan.OCR, failure.code, error=failure)
+        return _failed(number, self._page_error(first, number))
+
+    def _untried(self, number: int) -> PlannedPage:
+        return _failed(number, self._given_up_error(number))
 
     async def _stream(
         self,
@@ -288,16 +321,33 @@ class PdfSession:
         *,
         pixels: bool = True,
     ) -> None:
+        """Plan pages in one request. A page without pixels and without text is an error.
+
+        Raises ChildTimeout, ChildDied.
+        """
         request = {"do": "plan", "ocr": ocr.value, "pages": list(pages), "pixels": pixels}
+        attempts = self._times.with_pixels if pixels else self._times.text_alone
         child = await self._ready()
         try:
             child.send(Frame(request))
             for number in pages:
-                frame = await child.receive(self._limits.page_time_limit)
-                accept(planned_page(frame.head, number))
+                frame = await child.receive(attempts.limit)
+                for kind in (attempts, self._times.text_alone):
+                    kind.note(late=False)
+                accept(self._accepted(planned_page(frame.head, number), pixels=pixels))
+        except ChildTimeout:
+            attempts.note(late=True)
+            self._discard()
+            raise
         except BaseException:
             self._discard()
             raise
+
+    def _accepted(self, page: PlannedPage, *, pixels: bool) -> PlannedPage:
+        """Return the page, or its error if it had to be planned by a text that it does not have."""
+        if pixels or page.markdown or page.error:
+            return page
+        return self._untried(page.number)
 
     async def _ask(self, request: dict[str, Any], limit: float) -> Frame:
         """Return one answer. Asks twice if the child died: another program may have killed it."""
@@ -400,6 +450,13 @@ class PdfSession:
             self._child.kill()
             self._child = None
 
+    def _given_up_error(self, number: int) -> PageTimeout:
+        return PageTimeout(
+            f"Page {number} was not tried: several pages in a row took longer than "
+            f"pdf.page_time_limit, {self._limits.page_time_limit:g} s.",
+            page=number,
+        )
+
     def _page_error(self, error: ChildTimeout | ChildDied, number: int) -> RagServiceError:
         if isinstance(error, ChildTimeout):
             limit = self._limits.page_time_limit
@@ -407,6 +464,10 @@ class PdfSession:
                 f"Page {number} took longer than pdf.page_time_limit, {limit:g} s.", page=number
             )
         return PageUnrenderable(f"Page {number} crashed the render process.", page=number)
+
+
+def _failed(number: int, error: RagServiceError) -> PlannedPage:
+    return PlannedPage(number, PagePlan.OCR, error.code, error=error)
 
 
 def _batches(pages: Sequence[int]) -> Iterator[list[int]]:

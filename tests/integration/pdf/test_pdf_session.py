@@ -172,6 +172,67 @@ def test_a_child_killed_from_outside_loses_no_page(tmp_path: Path) -> None:
     run(work())
 
 
+def test_many_pages_that_hang_are_given_up_by_name(tmp_path: Path) -> None:
+    """Without the bound, 40 pages would take 40 limits. The first pages arrive before the last."""
+    path = samples.joined(tmp_path / "hang.pdf", *[samples.endless_page()] * 40)
+
+    async def work() -> tuple[list[PlannedPage], int]:
+        async with PdfSession(limits(page_time_limit=1.0), 1000) as session:
+            await session.open(path, PDF)
+            tries, stream = 0, session._stream
+
+            async def counted(*args: Any, **options: Any) -> None:
+                nonlocal tries
+                tries += 1
+                await stream(*args, **options)
+
+            session._stream = counted  # type: ignore[method-assign]
+            return await planned(session, range(1, 41)), tries
+
+    pages, tries = run(work())
+    assert [page.number for page in pages] == list(range(1, 41))
+    assert {page.error.code for page in pages if page.error} == {"page_timeout"}
+    assert tries <= 10
+    assert "took longer" in str(pages[0].error)
+    assert str(pages[-1].error).startswith("Page 40 was not tried: several pages in a row")
+
+
+def test_a_few_pages_that_hang_among_good_ones_cost_no_other_page(tmp_path: Path) -> None:
+    kinds = [samples.prose_page(), samples.prose_page(), samples.endless_page()] * 8
+    path = samples.joined(tmp_path / "some.pdf", *kinds)
+
+    async def work() -> list[PlannedPage]:
+        async with PdfSession(limits(page_time_limit=1.0), 1000) as session:
+            await session.open(path, PDF)
+            return await planned(session, range(1, 25))
+
+    pages = run(work())
+    failed = [page.number for page in pages if page.error]
+    assert failed == list(range(3, 25, 3))
+    assert all(page.markdown for page in pages if not page.error)
+
+
+def test_pages_that_hang_when_drawn_are_given_up(tmp_path: Path) -> None:
+    path = samples.joined(
+        tmp_path / "hang.pdf", *[samples.endless_page()] * 9, samples.prose_page()
+    )
+
+    async def work() -> list[str]:
+        async with PdfSession(limits(page_time_limit=0.5), 1000) as session:
+            await session.open(path, PDF)
+            messages = []
+            for number in range(1, 11):
+                with pytest.raises(PageTimeout) as late:
+                    await session.render(number, 72)
+                messages.append(late.value.message)
+            await session.open(path, PDF)
+            assert (await session.render(10, 72)).jpeg
+            return messages
+
+    messages = run(work())
+    assert sum("was not tried" in message for message in messages) == 5
+
+
 def test_good_text_survives_a_drawing_that_hangs(tmp_path: Path) -> None:
     path = tmp_path / "undrawable.pdf"
     path.write_bytes(samples.undrawable_page())
