@@ -271,8 +271,8 @@ def test_flower_without_credentials_shows_pages_but_no_api(up: Up) -> None:
 
 
 def test_a_second_up_over_the_same_folder_names_the_first(up: Up) -> None:
-    ports = {name: str(free_port()) for name in up.env if name.endswith("_PORT")}
-    done = cli("up", env=up.env | ports)
+    """Not the port, which the first has in use too."""
+    done = cli("up", env=up.env)
     assert done.returncode == 2
     assert f"process {up.program.pid}" in done.stderr
 
@@ -419,6 +419,8 @@ def test_documents_survive_a_restart_of_the_service(up: Up, tmp_path: Path) -> N
     family = up.family()
     assert up.stop(signal.SIGTERM) == 0, up.text
     assert not any(process.is_running() for process in family)
+    data = Path(up.env["RAG_SERVICE_DATA_DIR"])
+    assert [path for path in data.iterdir() if not path.is_dir()] == []
     assert up.cli("status").returncode == 3
     up.start()
     [view] = objects(up.cli("status", one["id"], "--json"))

@@ -22,7 +22,6 @@ from sqlalchemy import create_engine, text
 
 from rag_service.config.loader import load_settings
 from rag_service.embedded import EmbeddedStack, account, postgres
-from rag_service.embedded.folder import LOCK_NAME
 from rag_service.errors import ConfigurationError, ServiceUnreachable
 from tests.waiting import eventually
 
@@ -401,7 +400,7 @@ def test_a_throwaway_database_in_a_closed_folder_leaves_nothing_behind(
     assert query(environment["DATABASE_URL"], "select 1") == 1
     stack.stop()
     assert list(folder.iterdir()) == []
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [LOCK_NAME, "logs", "valkey"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["logs", "valkey"]
 
 
 @needs_root
