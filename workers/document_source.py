@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from celery import signals
+
 from rag_service.config.loader import get_settings
 from rag_service.errors import CorruptPdf, StorageUnavailable, StoreUnreachable
 from rag_service.jobs.leases import ClaimedRun
@@ -31,6 +33,8 @@ def _pdf_session() -> PdfSession:
     session = PdfSession(settings.pdf, settings.limits.max_pages)
     # A child that is killed while this fork waits for a message must not stay as a zombie.
     signal.signal(signal.SIGCHLD, lambda *_: session.reap())
+    # In order: a child that outlives this fork by a moment has no parent that reaps it.
+    signals.worker_process_shutdown.connect(lambda **_: session.kill(), weak=False)
     return session
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rag_service.config.options import Settings
 
 _INTERVAL = 1.0
+_REAP_SECONDS = 1.0
 
 
 def register(app: typer.Typer) -> None:
@@ -28,16 +29,23 @@ def register(app: typer.Typer) -> None:
 
 def up() -> None:
     """Start the whole service and keep it running; Ctrl-C stops it in order."""
+    from rag_service.runtime.orphans import OrphanReaper
+
     settings = begin_process()
     own_ocr = settings.needs_ocr_server
     _check(settings, own_ocr=own_ocr)
-    service = LocalService(settings, settings.data_dir, durable=True)
+    service, reaper = LocalService(settings, settings.data_dir, durable=True), OrphanReaper()
     with stop_in_order(service.kill), LogFollower(settings.data_dir / "logs", PROGRAMS):
         try:
             with service:
                 _serve(service, settings, own_ocr=own_ocr)
+                while True:
+                    time.sleep(_INTERVAL)
+                    reaper.reap()
         except Stopped:
             note("Stopped.")
+        finally:
+            reaper.reap_all(_REAP_SECONDS)
 
 
 def _check(settings: Settings, *, own_ocr: bool) -> None:
@@ -64,11 +72,11 @@ def _check(settings: Settings, *, own_ocr: bool) -> None:
 
 
 def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
+    """Start everything and print its addresses and folders."""
     from rag_service.cli.checks import check_storage
     from rag_service.cli.start_plan import StartPlan, embedded_ocr_environment
     from rag_service.documents.storage import local_folder
     from rag_service.monitoring import disk_space
-    from rag_service.runtime.orphans import OrphanReaper
 
     cpu = settings.cpu_ocr
     environment = embedded_ocr_environment(settings, cpu.host, cpu.port) if own_ocr else {}
@@ -83,10 +91,6 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     note(_summary(plan, own_ocr=own_ocr))
     for sentence in disk_space.low_disks(settings, local_folder(settings)):
         note(f"Warning: {sentence}")
-    reaper = OrphanReaper()
-    while True:
-        time.sleep(_INTERVAL)
-        reaper.reap()
 
 
 def _summary(plan: StartPlan, *, own_ocr: bool) -> str:

@@ -233,6 +233,10 @@ class PdfSession:
 
     async def close(self) -> None:
         """Kill the child; calls that still wait are cancelled. `open` may follow."""
+        self.kill()
+
+    def kill(self) -> None:
+        """Do the same without an event loop, when this process is about to end."""
         self._source = None
         self._discard()
 

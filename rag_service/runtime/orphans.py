@@ -6,6 +6,7 @@ A killed fork's render child dies with it, and then belongs to the next process 
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 
 import psutil
@@ -14,6 +15,7 @@ from rag_service.runtime.bounded_child import set_process_option
 
 # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
+_POLL_SECONDS = 0.02
 
 
 class OrphanReaper:
@@ -33,6 +35,15 @@ class OrphanReaper:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         self._seen = zombies
+
+    def reap_all(self, seconds: float) -> None:
+        """Reap all children that end in this time. Call it when this process is about to end."""
+        deadline = time.monotonic() + seconds
+        with suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    time.sleep(_POLL_SECONDS)
 
 
 def _is_zombie(process: psutil.Process) -> bool:

@@ -30,7 +30,7 @@ class NodeLock:
             try:
                 self._lock = LockFile(lock)
             except BlockingIOError:
-                log.info("Another layout server serves %s; this one waits until it ends.", path)
+                log.info("Another layout server serves %s; this one takes over when it ends.", path)
                 self._lock = LockFile(lock, wait=True)
         except OSError as error:
             raise ConfigurationError(
