@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from rag_service.config.loader import get_settings
+from rag_service.documents.storage import DocumentStore
 from rag_service.jobs import live_workers
 from rag_service.runtime.memory import available_mib, has_enough_memory
 from rag_service.states import RunState, Stage
@@ -39,6 +40,7 @@ def test_memory_is_enough_unless_the_guard_is_on_and_it_is_short(guard):
 
 def test_an_ocr_fork_claims_no_run_and_a_prepare_fork_does(guard):
     guard()
+    DocumentStore(get_settings()).check()
     run = sim.ready_run()
     assert "short of memory" in work_on_next(Stage.OCR, "a-task", _never)
     assert sim.run_row(run.id).state == RunState.READY
