@@ -70,7 +70,8 @@ def _narrow(found: Sequence[Found], width: int) -> list[tuple[str, ...]]:
     free = width - digits - sum(fixed) - 2 * (len(_NARROW) - 1)
     notes = max(_cells(row[4]) for row in rows)
     file = max(_LEAST_FILE, free - max(_LEAST_NOTE, min(notes, free // 2)))
-    note = max(_LEAST_NOTE, free - min(file, max(_cells(row[1]) for row in rows)))
+    names = max(_cells(name) for name in (_NARROW[1], *(row[1] for row in rows)))
+    note = max(_LEAST_NOTE, free - min(file, names))
     return [
         (row[0][:digits], _cut(row[1], file), row[2], row[3], _cut(row[4], note)) for row in rows
     ]
