@@ -121,6 +121,9 @@ class Watch:
     async def good_limit(self):
         return None
 
+    async def processes(self):
+        return 1
+
     async def report(self, load):
         self.loads.append(load)
 

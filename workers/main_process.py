@@ -18,7 +18,8 @@ from celery import signals
 from celery.exceptions import WorkerLostError
 
 from rag_service.config.loader import get_settings, warn_of_doubtful_settings
-from rag_service.database.engine import DatabaseError, error_summary
+from rag_service.database import connection_budget
+from rag_service.database.engine import DatabaseError, error_summary, limit_connections
 from rag_service.jobs import leases, live_workers
 from rag_service.jobs.leases import Blame
 from rag_service.pdf.shrink import warn_of_missing_shrinker
@@ -184,6 +185,9 @@ def _logging(**_: Any) -> None:
 @signals.worker_init.connect
 def _init(sender: Any, **_: Any) -> None:
     set_fork_count(sender.concurrency)
+    limit_connections(connection_budget.FORK)
+    needed = connection_budget.worker_connections(fork_count())
+    connection_budget.warn_of_shortage({f"this worker with {fork_count()} forks": needed})
 
 
 @signals.celeryd_after_setup.connect

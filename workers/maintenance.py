@@ -18,7 +18,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from rag_service.config.options import Settings
-from rag_service.database.engine import DatabaseError, error_summary
+from rag_service.database import connection_budget
+from rag_service.database.engine import (
+    DatabaseError,
+    error_summary,
+    limit_connections,
+    reserve_connection,
+)
 from rag_service.documents import deletion
 from rag_service.documents.incoming_file import remove_stale
 from rag_service.documents.storage import DocumentStore
@@ -42,6 +48,9 @@ _SWEEP_SECONDS = 60.0
 def main(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
     configure_logging(settings)
+    limit_connections(connection_budget.MAINTENANCE)
+    reserve_connection()
+    connection_budget.warn_of_shortage({"maintenance": connection_budget.MAINTENANCE})
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -11,7 +11,12 @@ from types import TracebackType
 from typing import TypeVar, cast
 
 from rag_service.config.options import Settings
-from rag_service.database.engine import DatabaseError, error_summary, is_outage
+from rag_service.database.engine import (
+    DatabaseError,
+    error_summary,
+    is_outage,
+    reserve_connection,
+)
 from rag_service.errors import (
     DocumentTimeout,
     Draining,
@@ -105,6 +110,7 @@ class RunGuard:
 
     def _renew_regularly(self) -> None:
         """Run in a thread, which a busy event loop cannot block."""
+        reserve_connection()
         # More often than renewals: a cancelled run must free the server's slots soon.
         pause = min(_CHECK_SECONDS, self._settings.lease.renew_every)
         while not self._closed.wait(pause):

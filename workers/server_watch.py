@@ -11,13 +11,13 @@ from datetime import datetime
 
 from rag_service.config.loader import get_settings
 from rag_service.database.engine import DatabaseError, error_summary
-from rag_service.jobs import fork_loads, limit_changes, server_state
+from rag_service.jobs import fork_loads, limit_changes, live_workers, server_state
 from rag_service.jobs.fork_loads import TotalLoad
 from rag_service.jobs.server_state import ServerRecord
 from rag_service.ocr.concurrency.limiter import LimiterLoad, Together
 from rag_service.states import ServerState, Stage
 from workers.run_guard import RunGuard
-from workers.worker_state import ocr_server, worker_id
+from workers.worker_state import fork_count, ocr_server, worker_id
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,11 @@ class SharedServerWatch:
     async def good_limit(self) -> float | None:
         """Return this fork's part of the server's last good number in flight, or None."""
         together = await self._guard.call(lambda: fork_loads.good_in_flight(_url()))
-        return together and together / get_settings().ocr.worker_concurrency
+        return together and together / await self.processes()
+
+    async def processes(self) -> int:
+        """Return the number of forks of all ocr workers that are alive, at least this worker's."""
+        return max(fork_count(), await self._guard.call(_live_forks))
 
     async def report(self, load: LimiterLoad) -> Together | None:
         """Store this fork's load; return that of all forks, or None if it is too early to ask."""
@@ -107,6 +111,10 @@ def remove_load() -> None:
         fork_loads.remove(_fork())
     except DatabaseError as error:
         log.warning("The load of this fork is counted until it expires: %s", error_summary(error))
+
+
+def _live_forks() -> int:
+    return sum(worker.forks for worker in live_workers.of_stage(Stage.OCR))
 
 
 def _fork() -> str:

@@ -77,6 +77,9 @@ def serve() -> None:
     settings = begin_process()
     check_service(settings)
     from rag_service.api import app
+    from rag_service.database import connection_budget, engine
+
+    connection_budget.warn_of_shortage({"the API": engine.most_connections(settings)})
 
     app.serve(settings)
 

@@ -75,6 +75,7 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     """Start everything and print its addresses and folders."""
     from rag_service.cli.checks import check_storage
     from rag_service.cli.start_plan import StartPlan, embedded_ocr_environment
+    from rag_service.database import connection_budget
     from rag_service.documents.storage import local_folder
     from rag_service.monitoring import disk_space
 
@@ -82,6 +83,7 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     environment = embedded_ocr_environment(settings, cpu.host, cpu.port) if own_ocr else {}
     settings = service.start_servers(environment)
     check_storage(settings)
+    few = connection_budget.shortage(connection_budget.service_connections(settings))
     plan = StartPlan(settings, settings.data_dir / "logs", settings.worker.soft_shutdown)
     programs = [*plan.workers(), plan.api()]
     service.start([plan.ocr_server(), *programs] if own_ocr else programs)
@@ -89,7 +91,8 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     # Flower asks the workers for their details only once, when it starts.
     service.start([plan.flower()])
     note(_summary(plan, own_ocr=own_ocr))
-    for sentence in disk_space.low_disks(settings, local_folder(settings)):
+    low = disk_space.low_disks(settings, local_folder(settings))
+    for sentence in [*low, *([few] if few else [])]:
         note(f"Warning: {sentence}")
 
 

@@ -67,7 +67,9 @@ class DatabaseOptions(Section):
     url: SecretStr | None = common(
         "PostgreSQL URL. If unset, `run` and `up` start their own PostgreSQL.", env="DATABASE_URL"
     )
-    pool_size: Count = expert("Connections that each process keeps open.")
+    pool_size: Count = expert(
+        "Database connections that the API keeps open; when busy it opens up to 20 more."
+    )
     connect_timeout: Seconds = expert("Seconds to wait for a connection.")
 
 

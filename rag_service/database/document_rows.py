@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, text, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.sql import ColumnElement
 
-from rag_service.database.engine import begin, get_engine
+from rag_service.database.engine import LOCK_SECONDS, begin
 from rag_service.database.models import Document, RemoteJob, Run, new_id
 from rag_service.database.storable_text import clean
 from rag_service.states import TERMINAL, JobState, RunState
@@ -44,24 +44,30 @@ class StoredDocument:
         return self.state not in TERMINAL
 
 
+# The longest copy of a file to or from the store while its content is locked.
+_COPY_SECONDS = 3600
+
+
 @contextmanager
 def content_lock(sha256: str) -> Iterator[Connection]:
     """Hold the advisory lock of a content, over store + insert or over check + remove.
 
-    The lock belongs to the session, so that no transaction is open while bytes are copied. Open
-    transactions on the yielded connection with `connection.begin()`.
+    Yield a connection in the transaction that owns the lock: a lock of the session would stay
+    behind in a pooler's connection. Read in `connection.begin_nested()` before bytes are copied:
+    at its end the transaction has no snapshot, and it holds up nothing but this content.
     """
-    key = select(func.pg_advisory_lock(func.hashtextextended("content:" + sha256, 0)))
-    unlock = select(func.pg_advisory_unlock(func.hashtextextended("content:" + sha256, 0)))
-    with get_engine().connect() as connection:
-        with connection.begin():
-            connection.execute(func.set_config("lock_timeout", "0", True).select())
-            connection.execute(key)
-        try:
-            yield connection
-        finally:
-            with connection.begin():
-                connection.execute(unlock)
+    key = func.hashtextextended("content:" + sha256, 0)
+    with begin() as connection:
+        _set_local(connection, lock_timeout=0, idle_in_transaction_session_timeout=_COPY_SECONDS)
+        connection.execute(select(func.pg_advisory_xact_lock(key)))
+        _set_local(connection, lock_timeout=int(LOCK_SECONDS))
+        yield connection
+
+
+def _set_local(connection: Connection, **seconds: int) -> None:
+    # Not by set_config(): the result of a SELECT keeps its snapshot until the next statement.
+    for name, value in seconds.items():
+        connection.execute(text(f"SET LOCAL {name} = '{value}s'"))
 
 
 def insert_document(
@@ -168,11 +174,13 @@ def remove(connection: Connection, document_id: str) -> None:
     connection.execute(delete_rows(Document).where(Document.id == document_id))
 
 
-def is_needed_by_others(
-    connection: Connection, document_id: str, sha256: str, source_key: str
+def is_needed(
+    connection: Connection, sha256: str, source_key: str, *, besides: str | None = None
 ) -> bool:
-    """Return whether another document of the same content uses the bytes under this key."""
+    """Return whether a document of this content, `besides` the one, uses the bytes of the key."""
     query = select(Document.id).where(
-        Document.sha256 == sha256, Document.source_key == source_key, Document.id != document_id
+        Document.sha256 == sha256,
+        Document.source_key == source_key,
+        Document.id.is_distinct_from(besides),
     )
     return connection.scalar(query.limit(1)) is not None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection as Connection
@@ -16,6 +18,11 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from rag_service.config.loader import get_settings
 from rag_service.config.options import Settings
+from rag_service.database.connections import (
+    LOCK_SECONDS,
+    is_pooled_connection,
+    prepare_connections,
+)
 from rag_service.database.outages import (
     as_unavailable,
     error_summary,
@@ -26,6 +33,7 @@ from rag_service.errors import ConfigurationError, DatabaseUnavailable
 
 # `Connection` and `DatabaseError` are SQLAlchemy's; other packages import them from here.
 __all__ = [
+    "LOCK_SECONDS",
     "Connection",
     "DatabaseError",
     "as_unavailable",
@@ -34,32 +42,65 @@ __all__ = [
     "error_summary",
     "get_engine",
     "is_outage",
+    "is_pooled_connection",
+    "limit_connections",
     "ping",
+    "reserve_connection",
 ]
 
-_engines: dict[int, Engine] = {}
-# Connections that a process may open temporarily beyond its pool.
+# Connections that an API process may open temporarily beyond its pool.
 _OVERFLOW = 20
 # A connection that was unused for this long is pinged before use.
 _UNUSED_SECONDS = 1.0
-# The longest wait for a row that another transaction is writing to.
-LOCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """How many connections an engine keeps open, and how many more it opens at times."""
+
+    kept: int
+    overflow: int = 0
+
+
+_engines: dict[tuple[int, str], Engine] = {}
+# Set by a process of which there are many: see `limit_connections`.
+_limit: Connections | None = None
+_thread = threading.local()
+_SHARED, _RESERVED = "shared", "reserved"
+
+
+def limit_connections(most: int) -> None:
+    """Limit this process and its later forks; call it before the first query.
+
+    One of the connections is for the thread that has called `reserve_connection`.
+    """
+    global _limit
+    _limit = Connections(max(1, most - 1))
+
+
+def reserve_connection() -> None:
+    """Give this thread a connection of its own, for which it never waits.
+
+    The thread that renews a lease must not queue behind the work that the lease protects.
+    """
+    _thread.pool = _RESERVED
 
 
 def get_engine() -> Engine:
     """Return this process's engine. A fork makes its own and does not touch its parent's."""
-    pid = os.getpid()
-    engine = _engines.get(pid)
+    key = (os.getpid(), getattr(_thread, "pool", _SHARED))
+    engine = _engines.get(key)
     if engine is None:
-        _drop_parent_engines(pid)
+        _drop_parent_engines(key[0])
+        connections = Connections(1) if key[1] == _RESERVED else _limit
         # setdefault: two threads that come first together get the same engine.
-        engine = _engines.setdefault(pid, make_engine(get_settings()))
+        engine = _engines.setdefault(key, make_engine(get_settings(), connections))
     return engine
 
 
 def _drop_parent_engines(pid: int) -> None:
     """Drop the engines of a parent process without closing its connections."""
-    for owner in [owner for owner in _engines if owner != pid]:
+    for owner in [owner for owner in _engines if owner[0] != pid]:
         _engines.pop(owner).dispose(close=False)
 
 
@@ -79,32 +120,26 @@ def database_url(settings: Settings) -> str:
     return url
 
 
-def make_engine(settings: Settings) -> Engine:
+def make_engine(settings: Settings, connections: Connections | None = None) -> Engine:
     """Return a pooled engine that detects dead connections before use."""
+    connections = connections or Connections(settings.database.pool_size, _OVERFLOW)
     timeout = max(1, int(settings.database.connect_timeout))
-    # A process that freezes inside a transaction must not lock its run's row for longer than
-    # its lease, because maintenance skips locked rows.
-    limits = {
-        "lock_timeout": LOCK_SECONDS,
-        "idle_in_transaction_session_timeout": settings.lease.give_up_after,
-    }
-    options = [f"-c {name}={int(seconds * 1000)}ms" for name, seconds in limits.items()]
     engine = create_engine(
         database_url(settings),
-        pool_size=settings.database.pool_size,
-        max_overflow=_OVERFLOW,
+        pool_size=connections.kept,
+        max_overflow=connections.overflow,
         # Keep the documents' text out of logs.
         hide_parameters=True,
         connect_args={
             "connect_timeout": timeout,
             "application_name": "rag_service",
-            "options": " ".join(["-c timezone=UTC", *options]),
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
             "tcp_user_timeout": 25_000,
         },
     )
+    prepare_connections(engine, settings)
     _ping_when_unused(engine)
     _drop_stale_connections(engine)
     return engine
@@ -138,7 +173,7 @@ def _ping_when_unused(engine: Engine) -> None:
 
 
 def most_connections(settings: Settings) -> int:
-    """Return the number of threads of a process that can use the database at the same time."""
+    """Return the most connections of a process that has not limited them."""
     return settings.database.pool_size + _OVERFLOW
 
 

@@ -55,10 +55,12 @@ _CAUSES = (
     ),
     OutageCause(("42501",), "PostgreSQL denies the account of DATABASE_URL a permission"),
     OutageCause(
-        ("53",),
-        "PostgreSQL has reached a limit of its server",
-        r"too many|remaining connection slots",
+        ("53300",),
+        "All connections that PostgreSQL, or a pooler before it, allows are in use; raise "
+        "max_connections or run fewer forks",
+        r"too many|remaining connection slots|no more connections allowed",
     ),
+    OutageCause(("53",), "PostgreSQL has reached a limit of its server"),
     OutageCause(("55",), "PostgreSQL could not get a lock in time"),
     OutageCause(
         ("57",),

@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from rag_service.database.engine import get_engine
+from rag_service.database.engine import begin, get_engine
 from rag_service.errors import ConfigurationError
 
 # Advisory lock key, an arbitrary constant: concurrent `migrate` commands wait for each other.
@@ -34,19 +34,16 @@ def migrate() -> str:
     """
     config = _config()
     _require_known(current_revision())
-    with get_engine().connect() as connection:
+    # The lock has a connection of its own: Alembic ends the transactions of the other one.
+    with begin() as owner, get_engine().connect() as connection:
+        owner.execute(text("SET LOCAL lock_timeout = 0"))
+        owner.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+        owner.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
         # A migration may wait for locks longer than LOCK_SECONDS.
         connection.execute(text("SET LOCAL lock_timeout = 0"))
-        connection.execute(text(f"SELECT pg_advisory_lock({_MIGRATION_LOCK})"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
         connection.commit()
-        try:
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
-            connection.commit()
-        finally:
-            connection.rollback()
-            connection.execute(text(f"SELECT pg_advisory_unlock({_MIGRATION_LOCK})"))
-            connection.commit()
     return newest_revision()
 
 

@@ -7,6 +7,7 @@ the document.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,9 +24,12 @@ from rag_service.errors import (
     DocumentError,
     EncryptedPdf,
     NotFound,
+    StorageUnavailable,
 )
 from rag_service.pdf.media_type import PDF
 from rag_service.pdf.session import PdfSession
+
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -101,22 +105,34 @@ def _find_inactive(document_id: str) -> StoredDocument:
 def _replace_under_lock(store: DocumentStore, document_id: str, decrypted: Path) -> None:
     document = _find_inactive(document_id)
     with document_rows.content_lock(document.sha256) as connection:
-        replace_by_copy(connection, store, document, decrypted)
+        store_copy(connection, store, document, decrypted)
+    remove_if_unused(store, document)
 
 
-def replace_by_copy(
+def store_copy(
     connection: Connection, store: DocumentStore, document: StoredDocument, decrypted: Path
 ) -> None:
-    """Replace the document's bytes by the copy; delete the encrypted ones if no other uses them.
+    """Store the copy as the document's bytes; the caller holds the content's lock.
 
-    The caller holds the content's lock and has no transaction open.
+    The encrypted bytes stay until the transaction is committed: see `remove_if_unused`.
     """
     key = working_key(document.id)
     store.put_file(key, decrypted)
-    with connection.begin():
-        document_rows.set_source(connection, document.id, key)
-        is_needed = document_rows.is_needed_by_others(
-            connection, document.id, document.sha256, document.source_key
-        )
-    if not is_needed and document.source_key != key:
-        store.delete(document.source_key)
+    document_rows.set_source(connection, document.id, key)
+
+
+def remove_if_unused(store: DocumentStore, document: StoredDocument) -> None:
+    """Delete the bytes that the document had before if no document uses them now."""
+    if document.source_key == working_key(document.id):
+        return
+    try:
+        with document_rows.content_lock(document.sha256) as connection:
+            with connection.begin_nested():
+                is_needed = document_rows.is_needed(
+                    connection, document.sha256, document.source_key
+                )
+            if not is_needed:
+                store.delete(document.source_key)
+    except StorageUnavailable as error:
+        # The document has its decrypted copy: it can be read.
+        log.warning("The encrypted bytes %s stay stored: %s", document.source_key, error)

@@ -54,13 +54,12 @@ def remove_deleted(store: DocumentStore, limit: int = 100) -> int:
 def _remove(store: DocumentStore, deleted: DeletedDocument) -> None:
     """Remove bytes first: if the store is unreachable, the row makes a later round try again."""
     with document_rows.content_lock(deleted.sha256) as connection:
-        with connection.begin():
-            is_needed = document_rows.is_needed_by_others(
-                connection, deleted.id, deleted.sha256, deleted.source_key
+        with connection.begin_nested():
+            is_needed = document_rows.is_needed(
+                connection, deleted.sha256, deleted.source_key, besides=deleted.id
             )
         if not is_needed:
             store.delete(deleted.source_key)
         # After a crash there may be a decrypted copy that no row names.
         store.delete(working_key(deleted.id))
-        with connection.begin():
-            document_rows.remove(connection, deleted.id)
+        document_rows.remove(connection, deleted.id)

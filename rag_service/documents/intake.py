@@ -13,7 +13,7 @@ from rag_service.database.document_rows import NewDocument, StoredDocument
 from rag_service.database.engine import Connection, begin
 from rag_service.database.models import new_id
 from rag_service.database.storable_text import clean
-from rag_service.documents.decryption import replace_by_copy
+from rag_service.documents.decryption import remove_if_unused, store_copy
 from rag_service.documents.incoming_file import IncomingFile
 from rag_service.documents.storage import DocumentStore, source_key, working_key
 from rag_service.errors import (
@@ -146,9 +146,13 @@ def accept(
         bytes=file.bytes,
     )
     with document_rows.content_lock(new.sha256) as connection:
-        accepted, run_id = _store_or_find(connection, store, new, file.path, options, decrypted)
+        accepted, run_id, before = _store_or_find(
+            connection, store, new, file.path, options, decrypted
+        )
     if run_id is not None:
         wake_ups.notify(Stage.PREPARE, run_id, new.filename)
+        if before is not None and decrypted is not None:
+            remove_if_unused(store, before)
     return accepted
 
 
@@ -159,15 +163,20 @@ def _store_or_find(
     path: Path,
     options: IntakeOptions,
     decrypted: Path | None,
-) -> tuple[Accepted, str | None]:
-    """Add a new document, or use the existing one; repeat if it changed in between."""
+) -> tuple[Accepted, str | None, StoredDocument | None]:
+    """Add a new document, or use the existing one; repeat if it changed in between.
+
+    Return the outcome, the run that was added, and the existing document as it was before.
+    """
     while True:
-        with connection.begin():
+        with connection.begin_nested():
             document = document_rows.find_by_content(connection, new.collection, new.sha256)
         if document is None:
-            return _add_document(connection, store, new, path, options, decrypted)
+            return *_add_document(connection, store, new, path, options, decrypted), None
         try:
-            return _use_existing(connection, store, document, new, path, options, decrypted)
+            with connection.begin_nested():
+                used = _use_existing(connection, store, document, new, path, options, decrypted)
+            return *used, document
         except (AlreadyActive, NotFound):
             continue
 
@@ -183,12 +192,11 @@ def _add_document(
     document_id = new_id()
     key = working_key(document_id) if decrypted else source_key(new.sha256)
     store.put_file(key, decrypted or path)
-    with connection.begin():
-        document_rows.insert_document(connection, new, key, document_id)
-        run_id = runs.add_run(
-            # The first run has no earlier run whose pages it could reuse.
-            connection, document_id, options.run, options.priority, reuse_pages=False,
-        )  # fmt: skip
+    document_rows.insert_document(connection, new, key, document_id)
+    run_id = runs.add_run(
+        # The first run has no earlier run whose pages it could reuse.
+        connection, document_id, options.run, options.priority, reuse_pages=False,
+    )  # fmt: skip
     return Accepted(document_id, RunState.QUEUED, duplicate=False, queued=True), run_id
 
 
@@ -210,9 +218,8 @@ def _use_existing(
             )
         return Accepted(document.id, document.state, duplicate=True, queued=False), None
     if decrypted is not None:
-        replace_by_copy(connection, store, document, decrypted)
-    with connection.begin():
-        run_id = runs.add_run(connection, document.id, options.run, options.priority)
+        store_copy(connection, store, document, decrypted)
+    run_id = runs.add_run(connection, document.id, options.run, options.priority)
     return Accepted(document.id, RunState.QUEUED, duplicate=True, queued=True), run_id
 
 

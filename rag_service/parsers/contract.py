@@ -128,6 +128,10 @@ class ServerWatch(Protocol):
         """Return this process's share of the last good number in flight; None if none is known."""
         ...
 
+    async def processes(self) -> int:
+        """Return how many processes, on all machines, may work on the server."""
+        ...
+
     async def report(self, load: LimiterLoad) -> Together | None:
         """Report this process's open requests, about once a second.
 

@@ -64,7 +64,9 @@ class GlmOcr:
     ) -> None:
         """Read every page of the job. Raises OcrOutage, LeaseLost, Draining."""
         settings = self._settings
-        limiter = limiter_for(settings, start=await watch.good_limit())
+        limiter = limiter_for(
+            settings, start=await watch.good_limit(), processes=await watch.processes()
+        )
         async with (
             OcrClient(settings.ocr, connections=int(TUNING.most)) as client,
             self._open_layout(settings) as layout,

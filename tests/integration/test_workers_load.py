@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from rag_service.jobs import fork_loads, limit_changes
+from rag_service.jobs import fork_loads, limit_changes, live_workers
 from rag_service.ocr.concurrency.changes import ChangeLog, ChangeReason
 from rag_service.ocr.concurrency.limiter import LimiterLoad, Together
+from rag_service.states import Stage
 
 URL = "http://127.0.0.1:5002"
 BESIDE = ["a", "b", "c"]
@@ -61,6 +62,15 @@ def test_the_last_documents_do_not_lower_the_kept_number(watch):
     for _ in range(3):
         report(watch, in_flight=4, beside=["c"])
     assert fork_loads.good_in_flight(URL) == 32.0
+
+
+def test_a_fork_begins_with_its_part_among_the_forks_of_all_machines(watch):
+    fork_loads.store_good_in_flight(URL, 64)
+    for machine in "ab":
+        live_workers.heartbeat(f"ocr@{machine}:1:x", Stage.OCR, 8)
+    live_workers.heartbeat("prepare@a:2:x", Stage.PREPARE, 4)
+    assert asyncio.run(watch.processes()) == 16
+    assert asyncio.run(watch.good_limit()) == 4.0
 
 
 def test_the_first_page_is_reported_at_once_and_other_forks_are_read_at_the_usual_pace(

@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from rag_service.config.loader import get_settings
+from rag_service.database.connection_budget import worker_connections
 from rag_service.jobs import wake_ups
 from rag_service.states import Stage
+from tests.conftest import forget_connections
 from tests.fakes.scans import new_number, scan
 from tests.service import Scan, open_service
 
@@ -82,6 +84,27 @@ def test_a_worker_without_maintenance_processes_all_waiting_runs(service):
     """One wake-up message is enough: the end of a run sends one for the next run."""
     ids = [service.add(scan(new_number(), 1)) for _ in range(5)]
     assert [service.wait_for(one).status for one in ids] == ["processed"] * 5
+
+
+def test_a_fork_at_work_has_at_most_two_database_connections(service):
+    """One for its work, one for the thread that renews the lease."""
+    forget_connections()
+    others = """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid()
+    """
+    seen = []
+    ids = [service.add(scan(new_number(), 8)) for _ in range(4)]
+    forget_connections()
+
+    def all_ended():
+        seen.append(service.rows(others)[0].count)
+        return all(service.view(one).latest_run.status == "processed" for one in ids)
+
+    service.programs.wait_until(all_ended, "all documents are processed")
+    # Some queries of this process open a second connection of its own.
+    assert max(seen) <= worker_connections(3) + 1
+    assert max(seen) > 3
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_a_value_that_the_driver_refuses_is_no_outage() -> None:
     ("said", "words"),
     [
         ("Connection refused\n\tIs the server running?", "cannot be reached: Connection refused."),
-        ("FATAL:  sorry, too many clients already", "limit of its server: sorry, too many clients"),
+        ("FATAL:  sorry, too many clients already", "run fewer forks: sorry, too many clients"),
         ('FATAL:  password authentication failed for user "rag"', "refuses the login"),
         ('FATAL:  role "rag" is not permitted to log in', "refuses the login"),
         ('FATAL:  database "rag" does not exist', "database does not exist; check DATABASE_URL"),

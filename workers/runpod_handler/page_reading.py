@@ -145,6 +145,9 @@ class LocalServer:
         """Return None: the limiter lives as long as this process, which is the only client."""
         return None
 
+    async def processes(self) -> int:
+        return 1
+
     async def report(self, load: LimiterLoad) -> None: ...
 
 

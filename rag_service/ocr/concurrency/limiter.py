@@ -345,18 +345,21 @@ def limiter_for(
         ocr.read_timeout, guard.enabled, guard.min_available_mib,
     )  # fmt: skip
     if key not in _limiters:
-        governor = _governor(ocr, start, lambda: has_enough_memory(settings))
+        processes = processes or ocr.worker_concurrency
+        governor = _governor(ocr, start, processes, lambda: has_enough_memory(settings))
         _limiters[key] = Limiter(governor, bound=_bound(ocr, processes))
     return _limiters[key]
 
 
-def _bound(settings: OcrOptions, processes: int | None) -> ProcessBound | None:
+def _bound(settings: OcrOptions, processes: int) -> ProcessBound | None:
     if settings.max_in_flight is None:
         return None
-    return ProcessBound(settings.max_in_flight, processes or settings.worker_concurrency)
+    return ProcessBound(settings.max_in_flight, processes)
 
 
-def _governor(settings: OcrOptions, start: float | None, may_grow: Callable[[], bool]) -> Governor:
+def _governor(
+    settings: OcrOptions, start: float | None, processes: int, may_grow: Callable[[], bool]
+) -> Governor:
     if settings.pages_in_flight != "auto":
         return Fixed(settings.pages_in_flight, server=server_url(settings))
     aim = Aim(
@@ -364,7 +367,7 @@ def _governor(settings: OcrOptions, start: float | None, may_grow: Callable[[], 
         share=settings.server_share,
         timeout=settings.read_timeout,
     )
-    among = None if start is None else settings.worker_concurrency
+    among = None if start is None else processes
     return ConcurrencySearch(
         aim, start=start, among=among, may_grow=may_grow, server=server_url(settings)
     )

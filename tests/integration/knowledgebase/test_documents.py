@@ -31,9 +31,9 @@ def remove(document_id):
         document_rows.remove(connection, document_id)
 
 
-def is_needed_by_others(document_id, key="sha256/ab/" + SHA):
+def is_needed(document_id, key="sha256/ab/" + SHA):
     with begin() as connection:
-        return document_rows.is_needed_by_others(connection, document_id, SHA, key)
+        return document_rows.is_needed(connection, SHA, key, besides=document_id)
 
 
 def test_content_is_found_in_its_own_collection_only():
@@ -81,14 +81,14 @@ def test_removing_a_document_removes_its_runs_and_pages():
 
 def test_bytes_are_needed_while_another_document_has_them():
     first = sim.add_document(sha256=SHA)
-    assert not is_needed_by_others(first)
+    assert not is_needed(first)
     second = sim.add_document(sha256=SHA, collection="other")
-    assert is_needed_by_others(first)
+    assert is_needed(first)
     mark_deleted(second)
-    assert is_needed_by_others(first), "a deleted document is still to be removed"
+    assert is_needed(first), "a deleted document is still to be removed"
     with begin() as connection:
         document_rows.set_source(connection, second, "working/own.pdf")
-    assert not is_needed_by_others(first)
+    assert not is_needed(first)
 
 
 def test_a_file_name_is_cleaned_for_the_database():
@@ -126,7 +126,7 @@ def test_the_content_lock_is_per_content_and_released_after_an_error():
     assert sim.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'") == []
 
 
-def test_the_content_lock_keeps_no_transaction_open():
+def test_the_content_lock_has_no_snapshot_that_would_hold_up_a_vacuum():
     with document_rows.content_lock(SHA):
-        idle = "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'"
-        assert sim.rows(idle) == []
+        idle = "SELECT backend_xmin FROM pg_stat_activity WHERE state = 'idle in transaction'"
+        assert [row.backend_xmin for row in sim.rows(idle)] == [None]

@@ -120,7 +120,7 @@ def test_concurrent_migrations_wait_for_each_other():
 def test_a_migration_waits_for_another_longer_than_the_lock_timeout(monkeypatch):
     done = []
     thread = threading.Thread(target=lambda: done.append(schema.migrate()))
-    monkeypatch.setattr("rag_service.database.engine.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("rag_service.database.connections.LOCK_SECONDS", 0.1)
     with get_engine().connect() as connection:
         assert connection.scalar(text("SHOW lock_timeout")) == "100ms"
         connection.execute(text(f"SELECT pg_advisory_lock({schema._MIGRATION_LOCK})"))
