@@ -98,6 +98,7 @@ def _pages_per_minute(connection: Connection) -> float:
             Page.plan == PagePlan.OCR,
             Page.reused.is_(False),
             Page.stored_at > since,
+            Page.state != PageState.FAILED,
         )
     )
     return (connection.scalar(read) or 0) * 60 / _RATE_SECONDS

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from rag_service.layout.page_layout import Task
 from rag_service.ocr.cleanup.prompt_echo import strip_prompt
+from rag_service.ocr.cleanup.refusal import is_refusal
 from rag_service.ocr.cleanup.repetition import cut_loop
 from rag_service.ocr.ocr_client import PageAnswer, Rejected, RejectedForSize, ServerFailed
 from rag_service.parsers.block_markdown import PROMPTS
@@ -115,10 +116,15 @@ class PictureReader:
         self, page: PageInProgress, picture: PagePart, question: PageQuestion
     ) -> Reading:
         answer = await self._requester.ask(page, picture, question)
-        return _reading_of(picture, answer, question.prompt)
+        reading = reading_of(picture, answer, question.prompt)
+        if is_refusal(reading.text):
+            page.refused = True
+        elif reading.text and not reading.only_loop:
+            await self._requester.note_read()
+        return reading
 
 
-def _reading_of(picture: PagePart, answer: PageAnswer, prompt: str) -> Reading:
+def reading_of(picture: PagePart, answer: PageAnswer, prompt: str) -> Reading:
     """Clean up an answer and find its flaw."""
     stripped = strip_prompt(answer.text, prompt)
     without_loops = cut_loop(stripped, unfinished=answer.finish_reason == "length")

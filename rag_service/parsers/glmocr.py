@@ -15,8 +15,10 @@ from rag_service.config.options import Settings
 from rag_service.errors import (
     Draining,
     LayoutUnavailable,
+    OcrEmpty,
     OcrFailed,
     OcrRejected,
+    OcrRepetition,
     PageError,
     RagServiceError,
 )
@@ -34,12 +36,17 @@ from rag_service.parsers.contract import (
     ServerWatch,
 )
 from rag_service.parsers.page_reader import PageReader
-from rag_service.parsers.page_request import PageRequester, Sleep
+from rag_service.parsers.page_request import PageInProgress, PageRequester, Sleep
 from rag_service.parsers.region_reader import LayoutFinder, RegionReader
+from rag_service.parsers.server_proof import ServerProof
 from rag_service.runtime.retry import TryAgain
 from rag_service.states import PageState
 
 VERSION = "2"
+
+# What the server's answers, or their lack, end a page with.
+_SERVER_ERRORS = (Rejected, ServerFailed, TryAgain, OcrEmpty, OcrRepetition)
+_READING_ERRORS = (*_SERVER_ERRORS, PageError)
 
 
 class GlmOcr:
@@ -76,7 +83,8 @@ class GlmOcr:
             reader = PictureReader(requester)
             regions = RegionReader(settings.layout, layout, source, reader, job.dpi)
             pages = PageReader(source, reader, regions, mode=job.layout, dpi=job.dpi)
-            flow = _PageFlow(settings, requester, pages, sink, watch, limiter)
+            proof = ServerProof(requester, watch, job.dpi)
+            flow = _PageFlow(settings, requester, pages, proof, sink, watch, limiter)
             await flow.read_all(job.pages)
 
 
@@ -88,6 +96,7 @@ class _PageFlow:
         settings: Settings,
         requester: PageRequester,
         pages: PageReader,
+        proof: ServerProof,
         sink: PageSink,
         watch: ServerWatch,
         limiter: Limiter,
@@ -96,6 +105,7 @@ class _PageFlow:
         self._later_wait = settings.retry.later_wait
         self._requester = requester
         self._pages = pages
+        self._proof = proof
         self._sink = sink
         self._watch = watch
 
@@ -115,28 +125,37 @@ class _PageFlow:
 
     async def _page(self, task: PageTask) -> None:
         await self._sink.begin_page(task.number)
+        page = PageInProgress(task)
         try:
-            result = await self._read(task)
-        except PageError as error:
-            result = _failed(task, error)
+            result = replace(await self._pages.read(page), engine=self._requester.engine)
+            is_doubtful = _is_doubtful(page, result)
+        except _READING_ERRORS as error:
+            result = self._failure(task, error)
+            is_doubtful = isinstance(error, _SERVER_ERRORS)
+        if is_doubtful and not await self._proof.is_page_at_fault(page) and task.tries == 0:
+            result = self._later(task)
         await self._sink.store(result)
 
-    async def _read(self, task: PageTask) -> PageResult:
-        try:
-            return replace(await self._pages.read(task), engine=self._requester.engine)
-        except Rejected as error:
-            raise OcrRejected(error.message) from error
-        except LayoutUnavailable as error:
-            return self._later_or_failed(task, error)
-        except (TryAgain, ServerFailed) as error:
-            failed = OcrFailed(f"The OCR server did not read the page: {error}")
-            return self._later_or_failed(task, failed)
+    def _failure(self, task: PageTask, error: Exception) -> PageResult:
+        """Return the result of a page that was not read; some errors allow one later try."""
+        match error:
+            case Rejected():
+                return _failed(task, OcrRejected(error.message))
+            case PageError() if not isinstance(error, LayoutUnavailable):
+                return _failed(task, error)
+            case _ if task.tries == 0:
+                return self._later(task)
+            case LayoutUnavailable():
+                return _failed(task, error)
+        return _failed(task, OcrFailed(f"The OCR server did not read the page: {error}"))
 
-    def _later_or_failed(self, task: PageTask, error: PageError) -> PageResult:
-        """Return a result that gives the page one later try, or fails it after that."""
-        if task.tries == 0:
-            return PageResult(task.number, PageState.PENDING, retry_in=self._later_wait)
-        return _failed(task, error)
+    def _later(self, task: PageTask) -> PageResult:
+        return PageResult(task.number, PageState.PENDING, retry_in=self._later_wait)
+
+
+def _is_doubtful(page: PageInProgress, result: PageResult) -> bool:
+    """Return whether a server that reads nothing could have given this result."""
+    return result.state is PageState.NO_TEXT or page.refused
 
 
 def _failed(task: PageTask, error: RagServiceError) -> PageResult:

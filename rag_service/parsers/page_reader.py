@@ -16,13 +16,15 @@ from rag_service.parsers.answer_reader import (
     Reading,
 )
 from rag_service.parsers.block_markdown import page_markdown, whole_page
-from rag_service.parsers.contract import PageResult, PageSource, PageTask, PageWarning
+from rag_service.parsers.contract import PageResult, PageSource, PageWarning
 from rag_service.parsers.page_request import PageInProgress, PagePart
 from rag_service.parsers.region_reader import RegionReader, RegionReadings
 from rag_service.runtime.retry import TryAgain
 from rag_service.states import LayoutMode, PageState
 
 log = logging.getLogger(__name__)
+
+_REFUSED = PageWarning("model_refusal", "The model seems to refuse to read the page or a part.")
 
 
 class PageReader:
@@ -47,12 +49,11 @@ class PageReader:
             LayoutMode.AUTO: self._whole_then_regions,
         }[mode]
 
-    async def read(self, task: PageTask) -> PageResult:
+    async def read(self, page: PageInProgress) -> PageResult:
         """Read the page and return its outcome.
 
         Raises PageError, OcrOutage, TryAgain, Rejected, ServerFailed, LeaseLost.
         """
-        page = PageInProgress(task)
         result = await self._by_mode(page)
         return replace(
             result,
@@ -61,7 +62,11 @@ class PageReader:
             seconds=page.seconds,
             model=page.model,
             dpi=page.dpi,
-            warnings=[*(PageWarning(w.code, w.message) for w in page.warnings), *result.warnings],
+            warnings=[
+                *(PageWarning(w.code, w.message) for w in page.warnings),
+                *result.warnings,
+                *([_REFUSED] if page.refused else []),
+            ],
         )
 
     async def _whole(self, page: PageInProgress) -> PageResult:

@@ -37,7 +37,10 @@ class PageQuestion:
 
 
 class PageInProgress:
-    """A page that is being read: what is known about it, and the tokens and time used so far."""
+    """A page that is being read: what is known about it, and the tokens and time used so far.
+
+    `refused`: an answer reads like a refusal. `pixels`: of the picture that was sent last.
+    """
 
     def __init__(self, task: PageTask) -> None:
         self.number = task.number
@@ -47,6 +50,9 @@ class PageInProgress:
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.model: str | None = None
+        self.refused = False
+        self.pixels = 0
+        self._silence: Silence | None = None
         self._started: float | None = None
         self._ended = 0.0
 
@@ -54,10 +60,15 @@ class PageInProgress:
         """Note the resolution and the warnings of the page's picture."""
         self.dpi, self.warnings = dpi, warnings
 
-    def note_request(self) -> None:
+    def note_request(self, picture: PagePart, silence: Silence) -> None:
         """Note that a request for the page is sent."""
         if self._started is None:
-            self._started = time.monotonic()
+            self._started, self._silence = time.monotonic(), silence
+        self.pixels = picture.width * picture.height
+
+    async def others_were_read(self) -> bool:
+        """Return whether the server has read a page well since the first request for this one."""
+        return self._silence is not None and not await self._silence.lasts()
 
     def note_answer(self, answer: PageAnswer) -> None:
         """Note the model and the tokens of an answer."""
@@ -104,10 +115,10 @@ class PageRequester:
     ) -> PageAnswer:
         """Return one answer, through the retry schedule.
 
-        Raises OcrOutage if the server answered nothing meanwhile; TryAgain, Rejected,
+        Raises OcrOutage if the server read nothing well meanwhile; TryAgain, Rejected,
         ServerFailed, LeaseLost.
         """
-        silence = _Silence(self._watch)
+        silence = Silence(self._watch)
         schedule = page_schedule(self._settings.retry, sleep=self._sleep)
         try:
             return await schedule(self._post, page, picture, question, silence)
@@ -115,6 +126,18 @@ class PageRequester:
             if await silence.lasts() and not await self._page_is_at_fault(page):
                 raise OcrOutage(str(error)) from error
             raise
+
+    async def ask_once(self, picture: PagePart, question: PageQuestion) -> PageAnswer:
+        """Return one answer to one request beside the limiter's.
+
+        Raises OcrOutage, TryAgain, Rejected, ServerFailed, LeaseLost.
+        """
+        await self._sink.require_lease()
+        return await self._read(picture, question)
+
+    async def note_read(self) -> None:
+        """Note that the server has read a picture: it works."""
+        await self._watch.answered()
 
     def budget(self, picture: PagePart, token_factor: float) -> int:
         """Return the tokens that an answer about the picture may have."""
@@ -134,15 +157,14 @@ class PageRequester:
         return page.tries > 0 and (await self._client.probe()).ok
 
     async def _post(
-        self, page: PageInProgress, picture: PagePart, question: PageQuestion, silence: _Silence
+        self, page: PageInProgress, picture: PagePart, question: PageQuestion, silence: Silence
     ) -> PageAnswer:
         async with self._limiter.request():
             await silence.begin()
             await self._sink.require_lease()
-            page.note_request()
+            page.note_request(picture, silence)
             answer = await self._read(picture, question)
         page.note_answer(answer)
-        await self._watch.answered()
         return answer
 
     async def _read(self, picture: PagePart, question: PageQuestion) -> PageAnswer:
@@ -160,8 +182,8 @@ class PageRequester:
             raise
 
 
-class _Silence:
-    """Whether the server answered no request of any process since the first one was sent."""
+class Silence:
+    """Whether the server read no page of any process well since the first request was sent."""
 
     def __init__(self, watch: ServerWatch) -> None:
         self._watch = watch

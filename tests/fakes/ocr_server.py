@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rag_service.ocr.known_page import COMMENT, WORDS
 from tests.fakes.scans import Mark, look
 
 MODEL = "glm-ocr"
@@ -110,6 +111,7 @@ class Request:
     authorization: str | None
     client_port: int
     started: float
+    is_known_page: bool = False
     ended: float | None = None
     outcome: str | None = None
 
@@ -124,6 +126,9 @@ class FakeOcrServer:
 
     def __init__(self) -> None:
         self.default: Reply = OK
+        # The answer to the known page; None: the default one.
+        self.known: Reply | None = None
+        self.known_pages = 0
         self.health: Reply = Reply(body=b"")
         self.models: list[dict[str, Any]] = [{"id": MODEL, "max_model_len": 32768}]
         self.models_status = 200
@@ -196,6 +201,7 @@ class FakeOcrServer:
         """Remove all answers and records; be a healthy server again."""
         with self._lock:
             self.default, self.health = OK, Reply(body=b"")
+            self.known, self.known_pages = None, 0
             self.models = [{"id": MODEL, "max_model_len": 32768}]
             self.models_status, self.key = 200, None
             self.on_request = lambda _: None
@@ -292,7 +298,10 @@ class FakeOcrServer:
         if path != "/v1/chat/completions":
             return await _send(writer, refusal(404, f"No {path} here."), b"")
         port = writer.get_extra_info("peername")[1]
-        request = self._enter(_parse(json.loads(body), headers, port))
+        parsed = _parse(json.loads(body), headers, port)
+        if parsed.is_known_page:
+            return await self._answer_known_page(parsed, reader, writer)
+        request = self._enter(parsed)
         outcome = "disconnected"
         try:
             reply = self._reply_to(request)
@@ -303,6 +312,15 @@ class FakeOcrServer:
             return going_on
         finally:
             self._leave(request, outcome)
+
+    async def _answer_known_page(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        self.known_pages += 1
+        reply = self.known or self.default
+        if await _client_left(reply, reader):
+            return False
+        return await _send(writer, reply, _completion(request, reply))
 
     def _enter(self, request: Request) -> Request:
         with self._lock:
@@ -343,7 +361,8 @@ async def _read(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], byte
 def _parse(body: dict[str, Any], headers: Mapping[str, str], port: int) -> Request:
     content = body["messages"][0]["content"]
     url = next(part["image_url"]["url"] for part in content if part["type"] == "image_url")
-    picture = look(base64.b64decode(url.partition("base64,")[2]))
+    jpeg = base64.b64decode(url.partition("base64,")[2])
+    picture = look(jpeg)
     return Request(
         *picture,
         max_tokens=body["max_tokens"],
@@ -351,6 +370,7 @@ def _parse(body: dict[str, Any], headers: Mapping[str, str], port: int) -> Reque
         authorization=headers.get("authorization"),
         client_port=port,
         started=time.monotonic(),
+        is_known_page=COMMENT in jpeg[:200],
     )
 
 
@@ -377,6 +397,7 @@ async def _client_left(reply: Reply, reader: asyncio.StreamReader) -> bool:
 
 def _completion(request: Request, reply: Reply) -> bytes:
     text = request.mark.text if request.mark else "A page."
+    text = " ".join(WORDS) if request.is_known_page else text
     text = text if reply.text is None else reply.text
     choice = {
         "index": 0,

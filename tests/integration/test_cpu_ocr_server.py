@@ -19,6 +19,8 @@ import httpx
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
+from rag_service.ocr.known_page import WORDS, known_page, known_page_size
+
 LINES = [
     "The harbour master wrote his report",
     "on the evening of the fourth of May.",
@@ -106,6 +108,13 @@ def test_a_page_is_read_in_every_orientation(server: Server, degrees: int) -> No
     assert words_found(text) > 0.9
     assert text.index("harbour") < text.index("timber") < text.index("4711")
     assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("dpi", [72, 150])
+def test_it_reads_the_known_page(server: Server, dpi: int) -> None:
+    size = known_page_size(10**9 if dpi > 100 else 0, dpi)
+    text = server.read(Image.open(io.BytesIO(known_page(*size))))["message"]["content"]
+    assert [word for word in WORDS if word in text] == list(WORDS)
 
 
 def test_an_empty_page_is_empty_and_ends_with_stop(server: Server) -> None:

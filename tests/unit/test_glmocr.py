@@ -1,7 +1,6 @@
 """The parser `glmocr` against the fake OCR server: each page's outcome and its requests."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,6 +31,8 @@ def running():
 @pytest.fixture
 def server(running):
     running.reset()
+    # It reads the known page, so a bad end is the page's own.
+    running.known = fake.OK
     yield running
     assert running.doubled == []
 
@@ -309,11 +310,65 @@ def test_after_an_outage_one_page_goes_first_and_alone(reader):
     assert reader.server.peak > 1
 
 
-def test_pages_stay_alone_until_one_is_answered(reader):
+def test_a_trial_ends_with_its_first_page_if_the_server_reads_nothing(reader):
     reader.watch.up = False
-    reader.server.default = replace(fake.refusal(500), delay=0.1)
-    reader.read(4)
-    assert reader.server.peak == 1
+    reader.server.default, reader.server.known = fake.refusal(500), None
+    with pytest.raises(OcrOutage, match="every page fails"):
+        reader.read(4)
+    assert (len(reader.server.requests), reader.sink.stored) == (1, {})
+
+
+NO_READING = {
+    "every page is refused: .*multimodal": fake.refusal(400, "not a multimodal model"),
+    "every page is refused: .*422": fake.refusal(422),
+    "every page is refused: .*413": fake.TOO_LARGE,
+    "every page fails: .*out of memory": fake.refusal(500, "CUDA out of memory"),
+    "every page fails: .*501": fake.gateway(501),
+    "every page fails: .*Sign in": fake.HTML_200,
+    "every page fails: .*without any text": fake.NULL_CONTENT,
+    "every page fails: .*abort": fake.Reply(text="x", finish_reason="abort"),
+    "have no text": fake.EMPTY,
+    "have no text, not": fake.Reply(text="", finish_reason="length"),
+    "have no text, not even": fake.Reply(text="Text Recognition:"),
+    "only repeat 'The same": fake.LOOP,
+    "every page is refused: the model": fake.Reply(text="Sorry, I cannot read this image."),
+}
+
+
+@pytest.mark.parametrize("tries", [0, 1])
+@pytest.mark.parametrize("mode", [LayoutMode.PAGE, LayoutMode.AUTO])
+@pytest.mark.parametrize("words", NO_READING)
+def test_no_page_ends_while_the_server_reads_none(reader, words, mode, tries):
+    reader.layout = mode
+    reader.server.default, reader.server.known = NO_READING[words], None
+    with pytest.raises(OcrOutage, match=words):
+        reader.read(4, tries)
+    assert reader.sink.stored == {}
+
+
+def test_a_refusal_of_one_page_is_kept_with_a_warning(reader):
+    reader.server.script(reader.mark(1), fake.Reply(text="I can't read this picture."))
+    result = reader.read(2)[1]
+    assert (result.state, result.markdown) == (PageState.OCR, "I can't read this picture.")
+    assert [warning.code for warning in result.warnings] == ["model_refusal"]
+
+
+def test_a_server_that_reads_others_but_not_the_known_page_is_not_out(reader):
+    """The bad page gets its later try, and fails after that."""
+    reader.server.known = fake.refusal(400)
+    reader.server.always(reader.mark(1), fake.Reply(400, delay=0.3))
+    assert reader.read(4)[1].state is PageState.PENDING
+    again = Reader(reader.server)
+    reader.server.always(again.mark(1), fake.Reply(400, delay=0.3))
+    assert again.read(4, tries=1)[1].error.code == "ocr_rejected"
+
+
+def test_a_trial_goes_on_if_its_page_is_at_fault(reader):
+    reader.watch.up = False
+    reader.server.always(reader.mark(1), fake.refusal(400))
+    stored = reader.read(6)
+    assert stored[1].error.code == "ocr_rejected"
+    assert {stored[n].state for n in range(2, 7)} == {PageState.OCR}
 
 
 def test_a_draining_worker_stores_the_pages_in_flight_and_begins_no_more(reader):
@@ -358,6 +413,32 @@ ANY_REPLY = st.sampled_from(
         fake.Reply(text="", finish_reason="length"), fake.Reply(text="x", finish_reason="abort"),
     ]
 )  # fmt: skip
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    script=st.lists(ANY_REPLY, max_size=8),
+    then=ANY_REPLY,
+    known=ANY_REPLY,
+    tries=st.integers(0, 1),
+    mode=st.sampled_from(LayoutMode),
+)
+def test_no_page_fails_unless_the_server_reads_a_page(server, script, then, known, tries, mode):
+    server.reset()
+    server.next(*script)
+    server.default, server.known = then, known
+    reader = Reader(server)
+    reader.layout = mode
+    try:
+        reader.read(3, tries)
+    except OcrOutage:
+        return
+    finally:
+        states = {result.state for result in reader.sink.stored.values()}
+    if states & {PageState.FAILED, PageState.NO_TEXT}:
+        assert reader.watch.last is not None
 
 
 @settings(
