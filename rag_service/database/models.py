@@ -264,6 +264,8 @@ class OcrServer(Base):
     # The alarm that the server is idle while pages wait for it: its start and cause.
     starved_since: Mapped[datetime | None]
     starved_why: Mapped[str | None]
+    # The start of the outage that was last reported to the alarm webhook, until its end is.
+    outage_reported: Mapped[datetime | None]
 
 
 class ForkLoad(Base):

@@ -25,7 +25,10 @@ _MOST_WAITING = 100
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The posted JSON. `event`: `starved` or `starved_over`; `since` in ISO 8601."""
+    """The posted JSON. `event`: `starved`, `server_out`, or one of them with `_over`.
+
+    `since` in ISO 8601.
+    """
 
     event: str
     server: str

@@ -7,11 +7,17 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from rag_service.config.options import Settings
 from rag_service.diagnosis.bottleneck import ClientMode, Diagnosis, LoadSample, Verdict, diagnose
-from rag_service.jobs import fork_loads, live_workers, server_samples, server_state
+from rag_service.jobs import (
+    fork_loads,
+    live_workers,
+    server_outages,
+    server_samples,
+    server_state,
+)
 from rag_service.jobs.server_samples import DiagnosedSample, Starvation
 from rag_service.monitoring.alarm_webhook import Event, Notifier
 from rag_service.ocr.ocr_client import OcrClient
@@ -52,12 +58,13 @@ class Sampler:
         self._asked_for_slots = False
 
     def sample_if_due(self) -> None:
-        """Take a sample if one is due, store it with its diagnosis, raise or end the alarm."""
+        """Take a sample if one is due, store it with its diagnosis, raise or end the alarms."""
         url, now = self._settings.page_server, time.monotonic()
         options = self._settings.occupancy
         if url is None or now - self._sampled_at < options.sample_every:
             return
         self._sampled_at = now
+        self._report_outage(url)
         sample = self._sample(url)
         diagnosis = self._diagnose(sample)
         server_samples.add_sample(sample, diagnosis)
@@ -132,6 +139,15 @@ class Sampler:
         )
         return diagnose([*(one.sample for one in before), sample], mode)
 
+    def _report_outage(self, url: str) -> None:
+        report = server_outages.next_report(url)
+        if report is None:
+            return
+        if report.is_over:
+            self._notify("server_out_over", url, "The server answers again.", report.since)
+        else:
+            self._notify("server_out", url, report.message, report.since)
+
     def _raise_alarm(self, sample: LoadSample) -> None:
         """Raise the alarm if the server was starved for occupancy.starved_after seconds."""
         options = self._settings.occupancy
@@ -147,16 +163,16 @@ class Sampler:
         why = starved[-1].diagnosis.sentence
         if server_samples.raise_starved(sample.url, Starvation(since, why)):
             log.warning("%s has been starved since %s: %s", sample.url, f"{since:%H:%M:%S}", why)
-            self._notify("starved", sample.url, why, Starvation(since, why))
+            self._notify("starved", sample.url, why, since)
 
     def _end_alarm(self, url: str, diagnosis: Diagnosis) -> None:
         alarm = server_samples.end_starved(url)
         if alarm is not None:
             log.info("%s is no longer starved: %s", url, diagnosis.sentence)
-            self._notify("starved_over", url, diagnosis.sentence, alarm)
+            self._notify("starved_over", url, diagnosis.sentence, alarm.since)
 
-    def _notify(self, event: str, url: str, sentence: str, alarm: Starvation) -> None:
-        self._notifier.send(Event(event, url, sentence, alarm.since.isoformat()))
+    def _notify(self, event: str, url: str, sentence: str, since: datetime) -> None:
+        self._notifier.send(Event(event, url, sentence, since.isoformat()))
 
 
 def _all_short_of_memory() -> bool:

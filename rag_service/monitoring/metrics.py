@@ -23,16 +23,23 @@ from rag_service.database.engine import DatabaseError
 from rag_service.database.totals import DatabaseTotals, read_totals
 from rag_service.diagnosis.bottleneck import Verdict
 from rag_service.errors import ConfigurationError
-from rag_service.jobs import limit_changes, live_workers, server_samples, wake_ups
+from rag_service.jobs import (
+    limit_changes,
+    live_workers,
+    server_samples,
+    server_state,
+    wake_ups,
+)
 from rag_service.jobs.limit_changes import LimitChange
 from rag_service.jobs.live_workers import LiveWorker
 from rag_service.jobs.server_samples import DiagnosedSample
+from rag_service.jobs.server_state import ServerRecord
 from rag_service.knowledgebase.job_queries import JobTotals, job_totals
 from rag_service.layout.address import is_known
 from rag_service.layout.layout_client import get
 from rag_service.monitoring.disk_space import free_bytes
 from rag_service.runpod.runpod_client import JobStatus
-from rag_service.states import JobOutcome, JobState, PageState, RunState, Stage
+from rag_service.states import JobOutcome, JobState, PageState, RunState, ServerState, Stage
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +98,7 @@ class _DatabaseCollector(Collector):
             jobs = job_totals()
             servers = server_samples.latest(self._fresh, self._server)
             changes = limit_changes.last_changes()
+            record = server_state.get(self._server) if self._server else None
         except (DatabaseError, ConfigurationError) as error:
             log.warning("Metrics without the database's figures: %s", error)
             yield _gauge("database_up", "1 if PostgreSQL answers, else 0.", 0)
@@ -100,6 +108,7 @@ class _DatabaseCollector(Collector):
         yield from _worker_metrics(workers)
         yield from _job_metrics(jobs)
         yield from _server_metrics(servers)
+        yield _server_up(record)
         yield _limit_changes(changes)
 
 
@@ -240,6 +249,13 @@ def _server_metrics(servers: Sequence[DiagnosedSample]) -> Iterator[GaugeMetricF
             value = int(one.diagnosis.verdict is verdict)
             verdicts.add_metric([one.sample.url, verdict], value)
     yield verdicts
+
+
+def _server_up(record: ServerRecord | None) -> GaugeMetricFamily:
+    """No series if nothing was ever sent to the server; 0 also while one document tests it."""
+    up = {record.url: int(record.state is ServerState.UP)} if record else {}
+    meaning = "1 if the OCR server reads pages, 0 in an outage, in which documents wait."
+    return _family("server_up", meaning, "server", up)
 
 
 def _limit_changes(changes: Sequence[LimitChange]) -> CounterMetricFamily:

@@ -247,6 +247,31 @@ def test_a_starved_server_raises_one_alarm_that_is_shown_and_cleared(
     assert "starved" not in [fault["name"] for fault in degraded]
 
 
+def test_an_outage_is_posted_once_and_its_end_once(simulated, sampler, receiver, start_api):
+    server = simulated()
+    address = f"http://127.0.0.1:{receiver.server_port}/hook"
+    watch = sampler(server.url, notify={"webhook_url": SecretStr(address)})
+    api = start_api(ocr={"base_url": server.url})
+    figure = f'rag_service_server_up{{server="{server.url}"}}'
+    take_sample(watch)
+    assert figure not in api.client.get("/metrics").text
+    for message in ("every page is refused: HTTP 400", "every page fails: HTTP 500"):
+        server_state.mark_out(server.url, message, misconfigured=False)
+        take_sample(watch)
+        assert f"{figure} 0.0" in api.client.get("/metrics").text
+    server_state.mark_answered(server.url)
+    take_sample(watch)
+    take_sample(watch)
+    assert f"{figure} 1.0" in api.client.get("/metrics").text
+    # The receiver refuses the first post.
+    first, again, over = (receiver.posts.get(timeout=10) for _ in range(3))
+    assert first == again
+    assert (first["event"], first["server"]) == ("server_out", server.url)
+    assert first["sentence"] == "every page is refused: HTTP 400"
+    assert (over["event"], over["since"]) == ("server_out_over", first["since"])
+    assert receiver.posts.empty()
+
+
 def test_slots_from_the_settings_apply_to_a_server_without_gauges(simulated, sampler):
     watch = sampler(simulated(GaugeNames.NONE).url)
     options = watch._settings.occupancy.model_copy(update={"slots": 64})
