@@ -171,7 +171,9 @@ class MainProcess:
 def _claimable_by_free_forks(stage: Stage) -> int:
     """Return how many runs the free forks of this worker may claim now."""
     own = [load for load in live_workers.of_stage(stage) if load.id == worker_id(stage)]
-    return live_workers.wake_ups_wanted(own, *live_workers.claimable_counts(stage, ocr_server()))
+    free = sum(worker.free for worker in own)
+    counts = live_workers.claimable_counts(stage, ocr_server(), free)
+    return live_workers.wake_ups_wanted(own, *counts)
 
 
 _main = MainProcess()

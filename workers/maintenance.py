@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from rag_service.config.options import Settings
-from rag_service.database import connection_budget
+from rag_service.database import connection_budget, totals
 from rag_service.database.engine import (
     DatabaseError,
     error_summary,
@@ -65,8 +65,8 @@ class MaintenanceLoop:
         self._stop = stop
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._store = DocumentStore(settings)
-        self._threads = ThreadPoolExecutor(max_workers=5, thread_name_prefix="maintenance")
-        self._running: dict[str, Future[None]] = {}
+        self._threads = ThreadPoolExecutor(max_workers=6, thread_name_prefix="maintenance")
+        self._running: dict[str, Future[object]] = {}
         self._probed_at = float("-inf")
         self._swept_at = float("-inf")
         self._watch = EndpointWatch(settings)
@@ -111,13 +111,15 @@ class MaintenanceLoop:
             self._start("endpoint", self._watch_endpoint)
         self._start("occupancy", self._sampler.sample_if_due)
         self._start("removals", self._remove_deleted)
+        self._start("totals", totals.add_changes)
 
     def _notify_workers(self, stage: Stage) -> None:
         """Send wake-up messages for what free forks may claim, less those still in the queue."""
         server = ocr_server()
         workers = live_workers.of_stage(stage)
+        free = sum(worker.free for worker in workers)
         wanted = live_workers.wake_ups_wanted(
-            workers, *live_workers.claimable_counts(stage, server)
+            workers, *live_workers.claimable_counts(stage, server, free)
         )
         if wanted == 0:
             return
@@ -128,7 +130,7 @@ class MaintenanceLoop:
             if not wake_ups.notify(stage, target.run_id, target.filename):
                 return
 
-    def _start(self, name: str, work: Callable[[], None]) -> None:
+    def _start(self, name: str, work: Callable[[], object]) -> None:
         """Start the work in a thread, unless its last call still runs."""
         last = self._running.get(name)
         if last is not None and not last.done():

@@ -226,7 +226,7 @@ def documents(
     error: Annotated[
         ShortText | None,
         Query(
-            description="Error code of the newest run.",
+            description="Error code of the newest run or of a page of it.",
             examples=["encrypted_pdf"],
             json_schema_extra={"enum": sorted(errors.outcome_codes())},
         ),

@@ -64,7 +64,7 @@ def status(
         str | None,
         typer.Option(
             autocompletion=complete_code,
-            help="Only documents whose newest run has this error code.",
+            help="Only documents whose newest run, or a page of it, has this error code.",
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="List at most this many documents.")] = _LIMIT,

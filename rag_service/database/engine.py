@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection as Connection
-from sqlalchemy import Engine, ExceptionContext, create_engine, event, text
+from sqlalchemy import Engine, ExceptionContext, create_engine, event, func, text
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.exc import SQLAlchemyError as DatabaseError
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -45,6 +45,7 @@ __all__ = [
     "is_pooled_connection",
     "limit_connections",
     "ping",
+    "reading",
     "reserve_connection",
 ]
 
@@ -52,6 +53,8 @@ __all__ = [
 _OVERFLOW = 20
 # A connection that was unused for this long is pinged before use.
 _UNUSED_SECONDS = 1.0
+# The longest statement of an answer that a client waits for; Prometheus waits 10 s by default.
+READ_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,18 @@ def autocommit() -> Iterator[Connection]:
 def begin() -> Iterator[Connection]:
     """Yield a connection inside a transaction."""
     with get_engine().begin() as connection:
+        yield connection
+
+
+@contextmanager
+def reading() -> Iterator[Connection]:
+    """Yield a connection inside a transaction whose statements may each take READ_SECONDS.
+
+    For answers that a client waits for: PostgreSQL ends the statement after its client has left.
+    """
+    with get_engine().begin() as connection:
+        limit = f"{int(READ_SECONDS * 1000)}ms"
+        connection.execute(func.set_config("statement_timeout", limit, True).select())
         yield connection
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import (
@@ -11,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     DateTime,
     ForeignKey,
+    Identity,
     Index,
     Integer,
     MetaData,
@@ -49,6 +51,15 @@ class Base(DeclarativeBase):
 
 
 _TERMINAL_SQL = "(" + ", ".join(f"'{state}'" for state in sorted(TERMINAL)) + ")"
+_HAS_ERROR = "latest_error IS NOT NULL"
+# A cancelled run has an error too.
+_HAS_FAILED = "latest_error <> 'cancelled'"
+
+
+def _listing(name: str, *columns: str, condition: str | None = None) -> Index:
+    """Return an index of undeleted documents in the order of a listing, by these columns."""
+    where = "deleted_at IS NULL" + (f" AND {condition}" if condition else "")
+    return Index(name, *columns, "created_at", "id", postgresql_where=text(where))
 
 
 class Document(Base):
@@ -65,6 +76,28 @@ class Document(Base):
         ),
         Index("ix_documents_created", "created_at", "id"),
         Index("ix_documents_sha256", "sha256"),
+        # A listing with any of its filters reads one of these in order, as far as its limit.
+        _listing("ix_documents_status", "status"),
+        _listing("ix_documents_collection", "collection"),
+        _listing("ix_documents_collection_status", "collection", "status"),
+        _listing("ix_documents_error", "latest_error", condition=_HAS_ERROR),
+        _listing("ix_documents_error_status", "latest_error", "status", condition=_HAS_ERROR),
+        _listing(
+            "ix_documents_collection_error", "collection", "latest_error", condition=_HAS_ERROR
+        ),
+        _listing(
+            "ix_documents_collection_error_status",
+            "collection",
+            "latest_error",
+            "status",
+            condition=_HAS_ERROR,
+        ),
+        _listing("ix_documents_failed", condition=_HAS_FAILED),
+        Index(
+            "ix_documents_finished",
+            "latest_finished_at",
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
         Index(
             "ix_documents_deleted", "deleted_at", postgresql_where=text("deleted_at IS NOT NULL")
         ),
@@ -81,6 +114,12 @@ class Document(Base):
     current_run_id: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     deleted_at: Mapped[datetime | None]
+    # Copies that triggers keep (migration 0010): the state of the current run, else of the newest;
+    # the pages of the current run; error and end of the newest run.
+    status: Mapped[str] = mapped_column(server_default=RunState.QUEUED)
+    page_count: Mapped[int | None]
+    latest_error: Mapped[str | None]
+    latest_finished_at: Mapped[datetime | None]
 
 
 class Run(Base):
@@ -104,6 +143,8 @@ class Run(Base):
         ),
         Index("uq_runs_number", "document_id", "number", unique=True),
         Index("ix_runs_error", "error_code", postgresql_where=text("error_code IS NOT NULL")),
+        Index("ix_runs_finished", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
+        Index("ix_runs_parser", "parser"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -158,6 +199,9 @@ class Page(Base):
             "remote_job_id",
             postgresql_where=text("remote_job_id IS NOT NULL"),
         ),
+        Index("ix_pages_pending", "run_id", postgresql_where=text("state = 'pending'")),
+        Index("ix_pages_truncated", "run_id", postgresql_where=text("state = 'truncated'")),
+        Index("ix_pages_failed", "error_code", "run_id", postgresql_where=text("state = 'failed'")),
     )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
@@ -206,6 +250,7 @@ class RemoteJob(Base):
         Index("ix_remote_jobs_run", "run_id"),
         Index("ix_remote_jobs_due", "next_poll_at", postgresql_where=text("state <> 'ended'")),
         Index("uq_remote_jobs_token", "token_sha256", unique=True),
+        Index("ix_remote_jobs_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -356,3 +401,22 @@ class DocumentStoreRow(Base):
     store_id: Mapped[str]
     # When a store with this marker was first seen.
     bound_at: Mapped[datetime | None]
+
+
+class Total(Base):
+    """A count over all rows of a table, as of the last changes that were added to it."""
+
+    __tablename__ = "totals"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[Decimal]
+
+
+class TotalChange(Base):
+    """A change that is not added to its total yet: transactions append and wait for no row."""
+
+    __tablename__ = "total_changes"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    name: Mapped[str]
+    change: Mapped[Decimal]

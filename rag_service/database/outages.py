@@ -62,6 +62,7 @@ _CAUSES = (
     ),
     OutageCause(("53",), "PostgreSQL has reached a limit of its server"),
     OutageCause(("55",), "PostgreSQL could not get a lock in time"),
+    OutageCause(("57014",), "PostgreSQL ended a query that took too long"),
     OutageCause(
         ("57",),
         "PostgreSQL ended the connection or the statement",

@@ -116,10 +116,13 @@ def _is_invisible(letter: str) -> bool:
 
 def require_backlog_space(settings: Settings) -> None:
     """Raise BacklogFull if limits.max_backlog documents are waiting."""
+    most = settings.limits.max_backlog
     with begin() as connection:
-        waiting = runs.backlog(connection)
-    if waiting >= settings.limits.max_backlog:
-        raise BacklogFull(f"{waiting} documents are waiting (limits.max_backlog); try again later.")
+        waiting = runs.backlog(connection, most)
+    if waiting >= most:
+        raise BacklogFull(
+            f"At least {most} documents are waiting (limits.max_backlog); try again later."
+        )
 
 
 def accept(

@@ -147,11 +147,21 @@ def is_alive() -> ColumnElement[bool]:
     return WorkerRow.seen_at > func.clock_timestamp() - timedelta(seconds=ALIVE_SECONDS)
 
 
-def claimable_counts(stage: Stage, server: str | None) -> tuple[int, int]:
-    """Return the numbers of runs that may be claimed now: (interactive, bulk)."""
-    interactive = func.count().filter(Run.priority < Priority.BULK)
-    query = select(interactive, func.count()).select_from(Run).where(claimable(stage, server))
+def claimable_counts(stage: Stage, server: str | None, most: int) -> tuple[int, int]:
+    """Return the numbers of runs that may be claimed now: (interactive, bulk).
+
+    Only the first `most` runs in claim order are counted.
+    """
+    first = (
+        select(Run.priority)
+        .where(claimable(stage, server))
+        .order_by(Run.priority, Run.created_at, Run.id)
+        .limit(most)
+        .subquery()
+    )
+    interactive = func.count().filter(first.c.priority < Priority.BULK)
     with begin() as connection:
+        query = select(interactive, func.count()).select_from(first)
         urgent, total = connection.execute(query).one()
     return urgent, total - urgent
 

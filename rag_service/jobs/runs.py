@@ -220,7 +220,7 @@ def _next_claimable(stage: Stage, server: str | None, limit: int) -> Select[str,
     )
 
 
-def backlog(connection: Connection) -> int:
-    """Return the number of runs that are not terminal."""
-    count = select(func.count()).select_from(Run).where(Run.state.not_in(TERMINAL))
-    return connection.scalar(count) or 0
+def backlog(connection: Connection, most: int) -> int:
+    """Return the number of runs that are not terminal, or `most` if there are more."""
+    active = select(Run.id).where(Run.state.not_in(TERMINAL)).limit(most).subquery()
+    return connection.scalar(select(func.count()).select_from(active)) or 0

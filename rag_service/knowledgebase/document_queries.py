@@ -8,12 +8,24 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, func, literal, select, true, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Row,
+    Select,
+    func,
+    literal,
+    select,
+    true,
+    tuple_,
+    union,
+)
 from sqlalchemy.orm import Session, aliased
 
-from rag_service.database.engine import get_engine
+from rag_service.database.engine import get_engine, reading
 from rag_service.database.models import Document, Page, RemoteJob, Run
 from rag_service.knowledgebase.page_queries import error_view
+from rag_service.knowledgebase.selection import with_page_error
 from rag_service.knowledgebase.views import (
     CostView,
     DocumentView,
@@ -44,6 +56,8 @@ _Latest = aliased(
 )
 # Pages with warnings shown for a document.
 _WARNED_PAGES_SHOWN = 200
+# The length of the queue in which a document's place is counted.
+_PLACES_COUNTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +80,52 @@ def get_document(document_id: str, server: str | None) -> DocumentView | None:
 
     `server` is the OCR server in use: an outage of it is a reason to wait.
     """
-    with Session(get_engine()) as session:
+    with reading() as connection, Session(connection) as session:
         views = _views(session, _documents(server).where(Document.id == document_id))
         return views[0] if views else None
 
 
 def list_documents(chosen: Filter, limit: int, server: str | None) -> list[DocumentView]:
     """Return up to `limit` documents, newest first."""
-    query = _documents(server)
-    status = func.coalesce(_Shown.state, _Latest.state)
-    if chosen.status:
-        query = query.where(status == chosen.status)
-    if chosen.collection:
-        query = query.where(Document.collection == chosen.collection)
+    query = _documents(server).where(*_conditions(chosen))
     if chosen.error:
-        query = query.where(_Latest.error_code == chosen.error)
+        query = query.where(Document.id.in_(_newest_with_error(chosen, chosen.error, limit)))
+    with reading() as connection, Session(connection) as session:
+        return _views(session, _newest_first(query, limit))
+
+
+def _conditions(chosen: Filter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if chosen.status:
+        conditions.append(Document.status == chosen.status)
+    if chosen.collection:
+        conditions.append(Document.collection == chosen.collection)
     if chosen.id_prefix:
         # Every collation sorts "g" after the hexadecimal digits, so the primary key serves this.
-        query = query.where(Document.id.between(chosen.id_prefix, chosen.id_prefix + "g"))
+        conditions.append(Document.id.between(chosen.id_prefix, chosen.id_prefix + "g"))
     if chosen.after:
         place = tuple_(Document.created_at, Document.id)
-        query = query.where(place < tuple_(*(literal(value) for value in chosen.after)))
-    query = query.order_by(Document.created_at.desc(), Document.id.desc()).limit(limit)
-    with Session(get_engine()) as session:
-        return _views(session, query)
+        conditions.append(place < tuple_(*(literal(value) for value in chosen.after)))
+    return conditions
+
+
+def _newest_with_error(chosen: Filter, code: str, limit: int) -> CompoundSelect[str]:
+    """Return the query for the documents of one page of a listing by error.
+
+    Each kind of error has an index of its own; a condition with OR would read every document.
+    """
+    undeleted = select(Document.id).where(Document.deleted_at.is_(None), *_conditions(chosen))
+    kinds = (Document.latest_error == code, Document.id.in_(with_page_error(code)))
+    return union(
+        *(
+            select(_newest_first(undeleted.where(kind), limit).subquery().c.id)
+            for kind in kinds
+        )
+    )  # fmt: skip
+
+
+def _newest_first(query: Select[Any], limit: int) -> Select[Any]:
+    return query.order_by(Document.created_at.desc(), Document.id.desc()).limit(limit)
 
 
 def _documents(server: str | None) -> Select[Any]:
@@ -108,28 +144,47 @@ def _documents(server: str | None) -> Select[Any]:
     )
 
 
-def _queue_positions(session: Session, run_ids: set[str]) -> dict[str, int]:
+def _queue_positions(session: Session, waiting: Sequence[Run]) -> dict[str, int]:
     """Return the places of waiting runs in the queue of their stage, from 1, by run id.
 
-    One query numbers all waiting runs.
+    One query a stage numbers the runs up to the last of these. A run that is not among the first
+    _PLACES_COUNTED has no number.
     """
-    place = func.row_number().over(
-        partition_by=Run.state, order_by=(Run.priority, Run.created_at, Run.id)
+    positions: dict[str, int] = {}
+    for stage in Stage:
+        own = [run for run in waiting if run.state == stage.waiting]
+        if own:
+            last = max((run.priority, run.created_at, run.id) for run in own)
+            positions |= _places(session, stage, last, [run.id for run in own])
+    return positions
+
+
+def _places(
+    session: Session, stage: Stage, last: tuple[int, datetime, str], run_ids: Sequence[str]
+) -> dict[str, int]:
+    order = (Run.priority, Run.created_at, Run.id)
+    queue = (
+        select(Run.id, func.row_number().over(order_by=order).label("place"))
+        .where(Run.state == literal(stage.waiting.value, literal_execute=True))
+        .where(tuple_(*order) <= tuple_(*(literal(value) for value in last)))
+        .order_by(*order)
+        .limit(_PLACES_COUNTED)
+        .subquery()
     )
-    waits = Run.state.in_([stage.waiting for stage in Stage])
-    queue = select(Run.id, place.label("place")).where(waits).subquery()
     query = select(queue.c.id, queue.c.place).where(queue.c.id.in_(run_ids))
-    return {run_id: number for run_id, number in session.execute(query)}
+    return {run_id: place for run_id, place in session.execute(query)}
 
 
 def _views(session: Session, query: Select[Any]) -> list[DocumentView]:
     rows = session.execute(query).all()
+    if not rows:
+        return []
     run_ids = {run.id for row in rows for run in (_shown(row), row.latest)}
-    waiting = {row.latest.id for row in rows if row.waiting_for is not None}
+    waiting = [row.latest for row in rows if row.waiting_for is not None]
     data = _RunData(
         counts=_page_counts(session, run_ids),
         warnings=_page_warnings(session, {_shown(row).id for row in rows}),
-        positions=_queue_positions(session, waiting) if waiting else {},
+        positions=_queue_positions(session, waiting),
         costs=_costs(session, [row.Document.id for row in rows]),
     )
     return [_view(row, data) for row in rows]
@@ -148,10 +203,19 @@ class _RunData:
 def _costs(session: Session, document_ids: Sequence[str]) -> dict[str, CostView]:
     """Return the cost of all jobs of each document, a lower bound: execution time at its price."""
     seconds = RemoteJob.execution_ms / 1000.0
+    # Run by run: a join of whole tables would read every job.
+    of_run = (
+        select(
+            func.sum(seconds).label("gpu"),
+            func.sum(seconds * RemoteJob.usd_per_second).label("usd"),
+        )
+        .where(RemoteJob.run_id == Run.id)
+        .lateral()
+    )
     query = (
-        select(Run.document_id, func.sum(seconds), func.sum(seconds * RemoteJob.usd_per_second))
-        .join(Run, Run.id == RemoteJob.run_id)
-        .where(Run.document_id.in_(document_ids), RemoteJob.execution_ms.is_not(None))
+        select(Run.document_id, func.sum(of_run.c.gpu), func.sum(of_run.c.usd))
+        .join(of_run, of_run.c.gpu.is_not(None))
+        .where(Run.document_id.in_(document_ids))
         .group_by(Run.document_id)
     )
     return {

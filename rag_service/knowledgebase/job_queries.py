@@ -1,14 +1,12 @@
-"""Queries of remote jobs: those of a document, and totals of all."""
+"""Queries of the remote jobs of a document."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from sqlalchemy import case, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import coalesce
 
-from rag_service.database.engine import begin, get_engine
+from rag_service.database.engine import get_engine
 from rag_service.database.models import RemoteJob, Run
 from rag_service.knowledgebase.views import JobView
 from rag_service.states import JobOutcome, JobState, PostReason
@@ -47,44 +45,4 @@ def _view(job: RemoteJob, age: float) -> JobView:
         execution_ms=job.execution_ms,
         usd=None if ran is None else round(ran * job.usd_per_second, 6),
         error=job.error_message,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class JobTotals:
-    """Counts of all posts.
-
-    `live` by RunPod's last status, or by the state of the post if there is none; `ended` by
-    outcome; `gpu_seconds` and `usd` are lower bounds.
-    """
-
-    live: dict[str, int]
-    ended: dict[str, int]
-    gpu_seconds: float
-    usd: float
-
-
-def job_totals() -> JobTotals:
-    """Return the totals, from one pass over the whole table."""
-    ended = RemoteJob.state == JobState.ENDED
-    status = case(
-        (ended, RemoteJob.outcome), else_=coalesce(RemoteJob.last_status, RemoteJob.state)
-    )
-    ran = coalesce(RemoteJob.execution_ms, 0) / 1000.0
-    each = select(
-        ended.label("ended"),
-        status.label("status"),
-        ran.label("seconds"),
-        (ran * RemoteJob.usd_per_second).label("usd"),
-    ).subquery()
-    query = select(
-        each.c.ended, each.c.status, func.count(), func.sum(each.c.seconds), func.sum(each.c.usd)
-    ).group_by(each.c.ended, each.c.status)
-    with begin() as connection:
-        rows = connection.execute(query).all()
-    return JobTotals(
-        live={status: count for ended, status, count, *_ in rows if not ended},
-        ended={status: count for ended, status, count, *_ in rows if ended},
-        gpu_seconds=float(sum(seconds for *_, seconds, _ in rows)),
-        usd=float(sum(usd for *_, usd in rows)),
     )

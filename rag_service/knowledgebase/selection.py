@@ -7,11 +7,23 @@ from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, func, null, or_, select
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    Select,
+    and_,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    union,
+)
 from sqlalchemy.orm import aliased
 from sqlalchemy.sql import ColumnElement
 
 from rag_service.database.models import Document, Page, Run
+from rag_service.errors import Cancelled
 from rag_service.jobs.run_pages import reusable
 from rag_service.states import TERMINAL, PageState, RunState
 
@@ -105,8 +117,15 @@ def select_documents(
             _Newest.dpi,
             func.coalesce(_Newest.page_count, _Shown.page_count, 0),
         )
-        .join(_Newest, _Newest.id == newest)
-        .join(_Shown, _Shown.id == func.coalesce(Document.current_run_id, _Newest.id))
+        .join(_Newest, and_(_Newest.document_id == Document.id, _Newest.id == newest))
+        # By the document too: so the search may begin with pages that a condition selects.
+        .join(
+            _Shown,
+            and_(
+                _Shown.document_id == Document.id,
+                _Shown.id == func.coalesce(Document.current_run_id, _Newest.id),
+            ),
+        )
         .where(Document.deleted_at.is_(None), *_conditions(selectors))
         .order_by(Document.created_at, Document.id)
     )
@@ -144,15 +163,17 @@ def _conditions(selectors: Selectors) -> list[ColumnElement[bool]]:
         else _Newest.error_code.is_distinct_from(QUARANTINED)
     ]
     if selectors.failed:
-        conditions.append(_Newest.state == RunState.FAILED)
+        # Of the runs with an error, those that are not cancelled have failed.
+        cancelled = literal(Cancelled.code, literal_execute=True)
+        conditions += [Document.latest_error != cancelled, _Newest.state == RunState.FAILED]
     if selectors.error:
-        conditions.append(_has_error(selectors.error))
+        conditions.append(Document.id.in_(_with_error(selectors.error)))
     if selectors.collection:
         conditions.append(Document.collection == selectors.collection)
     if selectors.since:
-        conditions.append(_Newest.finished_at >= selectors.since)
+        conditions.append(Document.latest_finished_at >= selectors.since)
     if selectors.before:
-        conditions.append(_Newest.finished_at < selectors.before)
+        conditions.append(Document.latest_finished_at < selectors.before)
     if selectors.parser_was:
         conditions.append(_Shown.parser == selectors.parser_was)
     if on_pages := _page_conditions(selectors):
@@ -161,18 +182,38 @@ def _conditions(selectors: Selectors) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _has_error(code: str) -> ColumnElement[bool]:
-    """Return the condition that the newest run, or a failed page of it, has the code."""
-    page = select(Page.run_id).where(
-        Page.run_id == _Newest.id, Page.error_code == code, Page.state == PageState.FAILED
+def _with_error(code: str) -> CompoundSelect[str]:
+    """Return the query for documents whose newest run, or a failed page of it, has the code.
+
+    Two queries, each with its own index; one with OR would read every page.
+    """
+    by_run = select(Document.id).where(Document.deleted_at.is_(None), Document.latest_error == code)
+    return union(by_run.correlate(None), with_page_error(code))
+
+
+def with_page_error(code: str) -> Select[str]:
+    """Return the query for documents whose newest run has a failed page with the code."""
+    newer = aliased(Run)
+    superseded = select(newer.id).where(
+        newer.document_id == Run.document_id, newer.number > Run.number
     )
-    return (_Newest.error_code == code) | page.correlate(_Newest).exists()
+    by_pages = (
+        select(Run.document_id)
+        .join(Page, Page.run_id == Run.id)
+        .where(Page.error_code == code, _is_page_state(PageState.FAILED), ~superseded.exists())
+    )
+    return by_pages.correlate(None)
+
+
+def _is_page_state(state: PageState) -> ColumnElement[bool]:
+    # A literal, so that a prepared plan may use the partial index too.
+    return Page.state == literal(state.value, literal_execute=True)
 
 
 def _page_conditions(selectors: Selectors) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if selectors.truncated:
-        conditions.append(Page.state == PageState.TRUNCATED)
+        conditions.append(_is_page_state(PageState.TRUNCATED))
     if selectors.model_was:
         conditions.append(Page.model == selectors.model_was)
     if selectors.engine_was:

@@ -1,27 +1,30 @@
 """A summary of the work: what waits, how long that takes, and what failed by cause.
 
-No query reads what has been stored: counts end at a limit.
+No query reads what has been stored: counts are kept as rows change, or end at a limit.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, func, select
-from sqlalchemy.orm import aliased
+from sqlalchemy import Connection, func, select, true
 
-from rag_service.database.engine import begin
+from rag_service.database import totals
+from rag_service.database.engine import reading
 from rag_service.database.models import Document, Run
+from rag_service.errors import Cancelled
 from rag_service.jobs import server_samples
 from rag_service.knowledgebase.views import FailureView, SummaryView
-from rag_service.states import RunState, Stage
+from rag_service.states import Stage
 
-# Runs that are counted at most; beyond it the numbers are lower bounds.
+# Waiting runs that are counted at most; beyond it the numbers are lower bounds.
 _COUNTED = 10_000
+# Documents of a cause, the newest ones, that are asked whether a reprocess may help.
+_SAMPLED = 100
 
 
 def summarise() -> SummaryView:
     """Return the summary of this moment."""
     queue = server_samples.page_queue()
-    with begin() as connection:
+    with reading() as connection:
         unplanned = _waiting(connection, Stage.PREPARE)
         waiting = unplanned + _waiting(connection, Stage.OCR)
         failures = _failures(connection)
@@ -33,7 +36,7 @@ def summarise() -> SummaryView:
         pages_per_minute=rate,
         eta_seconds=round(queue.pages_waiting * 60 / rate, 1) if rate else None,
         failures=failures,
-        lower_bound=max(waiting, sum(one.documents for one in failures)) >= _COUNTED,
+        lower_bound=waiting >= _COUNTED,
     )
 
 
@@ -44,37 +47,38 @@ def _waiting(connection: Connection, stage: Stage) -> int:
 
 def _failures(connection: Connection) -> list[FailureView]:
     """Count the documents whose newest run failed, by its code, the most frequent first."""
-    newer = aliased(Run)
-    superseded = select(newer.id).where(
-        newer.document_id == Run.document_id, newer.number > Run.number
-    )
-    failed = (
-        select(Run.error_code, Run.error_message, Run.error_retryable)
-        .join(Document, Document.id == Run.document_id)
-        .where(
-            Run.error_code.is_not(None),
-            Run.state == RunState.FAILED,
-            Document.deleted_at.is_(None),
-            ~superseded.exists(),
-        )
-        .limit(_COUNTED)
+    counts = totals.of_kind(totals.stored_totals(connection), "errors")
+    counts.pop(Cancelled.code, None)
+    found = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return [_failure(connection, code, number) for code, number in found]
+
+
+def _failure(connection: Connection, code: str, documents: int) -> FailureView:
+    """Return the cause with the message of the newest document that has it."""
+    newest = (
+        select(Document.id, Document.created_at)
+        .where(Document.deleted_at.is_(None), Document.latest_error == code)
+        .order_by(Document.created_at.desc(), Document.id.desc())
+        .limit(_SAMPLED)
         .subquery()
     )
-    code = failed.c.error_code
-    query = (
-        select(
-            code,
-            func.count().label("documents"),
-            func.min(failed.c.error_message).label("example"),
-            func.coalesce(func.bool_or(failed.c.error_retryable), False).label("retryable"),
-        )
-        .group_by(code)
-        .order_by(func.count().desc(), code)
+    failed = (
+        select(Run.error_message, Run.error_retryable)
+        .where(Run.document_id == newest.c.id)
+        .order_by(Run.number.desc())
+        .limit(1)
+        .lateral()
     )
-    return [
-        FailureView(
-            code=row.error_code, documents=row.documents, example=row.example or "",
-            retryable=row.retryable,
-        )
-        for row in connection.execute(query)
-    ]  # fmt: skip
+    query = (
+        select(failed.c.error_message, failed.c.error_retryable)
+        .select_from(newest)
+        .join(failed, true())
+        .order_by(newest.c.created_at.desc(), newest.c.id.desc())
+    )
+    rows = connection.execute(query).all()
+    return FailureView(
+        code=code,
+        documents=documents,
+        example=rows[0].error_message or "" if rows else "",
+        retryable=any(row.error_retryable for row in rows),
+    )

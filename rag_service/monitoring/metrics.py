@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from rag_service.config.options import Settings
 from rag_service.database.engine import DatabaseError
-from rag_service.database.totals import DatabaseTotals, read_totals
+from rag_service.database.totals import DatabaseTotals, JobTotals, read_totals
 from rag_service.diagnosis.bottleneck import Verdict
 from rag_service.errors import ConfigurationError
 from rag_service.jobs import (
@@ -34,7 +34,6 @@ from rag_service.jobs.limit_changes import LimitChange
 from rag_service.jobs.live_workers import LiveWorker
 from rag_service.jobs.server_samples import DiagnosedSample
 from rag_service.jobs.server_state import ServerRecord
-from rag_service.knowledgebase.job_queries import JobTotals, job_totals
 from rag_service.layout.address import is_known
 from rag_service.layout.layout_client import get
 from rag_service.monitoring.disk_space import free_bytes
@@ -95,7 +94,6 @@ class _DatabaseCollector(Collector):
         try:
             totals = read_totals()
             workers = [worker for stage in Stage for worker in live_workers.of_stage(stage)]
-            jobs = job_totals()
             servers = server_samples.latest(self._fresh, self._server)
             changes = limit_changes.last_changes()
             record = server_state.get(self._server) if self._server else None
@@ -106,7 +104,7 @@ class _DatabaseCollector(Collector):
         yield _gauge("database_up", "1 if PostgreSQL answers, else 0.", 1)
         yield from _document_metrics(totals)
         yield from _worker_metrics(workers)
-        yield from _job_metrics(jobs)
+        yield from _job_metrics(totals.jobs)
         yield from _server_metrics(servers)
         yield _server_up(record)
         yield _limit_changes(changes)

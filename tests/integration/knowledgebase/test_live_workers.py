@@ -61,7 +61,7 @@ def test_the_number_of_messages_wanted_equals_the_number_of_claims(settings):
         live_workers.heartbeat("worker", Stage.PREPARE, 4)
         sim.add_document(Priority.INTERACTIVE if number == 4 else Priority.BULK)
     wanted = wake_ups_wanted(
-        live_workers.of_stage(Stage.PREPARE), *live_workers.claimable_counts(Stage.PREPARE, None)
+        live_workers.of_stage(Stage.PREPARE), *live_workers.claimable_counts(Stage.PREPARE, None, 4)
     )
     claims = [try_claim(forks=4) for _ in range(6)]
     assert wanted == sum(run is not None for run in claims) == 4
@@ -73,10 +73,11 @@ def test_runs_that_may_not_be_claimed_yet_are_not_counted(settings):
     sim.ready_run()
     sim.add_document()
     sim.add_document(Priority.INTERACTIVE)
-    assert live_workers.claimable_counts(Stage.PREPARE, None) == (1, 1)
-    assert live_workers.claimable_counts(Stage.OCR, None) == (0, 1)
+    assert live_workers.claimable_counts(Stage.PREPARE, None, 9) == (1, 1)
+    assert live_workers.claimable_counts(Stage.OCR, None, 9) == (0, 1)
+    assert live_workers.claimable_counts(Stage.PREPARE, None, 1) == (1, 0), "the first in order"
     leases.release(claim(), retry_in=60)
-    assert live_workers.claimable_counts(Stage.PREPARE, None) == (0, 1)
+    assert live_workers.claimable_counts(Stage.PREPARE, None, 9) == (0, 1)
 
 
 def test_workers_are_alive_while_they_send_heartbeats(settings):

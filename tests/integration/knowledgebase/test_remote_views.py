@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from rag_service.database.totals import read_totals
 from rag_service.errors import RemoteJobFailed
 from rag_service.jobs import leases, remote_endpoints, remote_jobs, remote_posts, runs
 from rag_service.jobs.remote_endpoints import LiveJobs
 from rag_service.jobs.remote_jobs import PollNote
 from rag_service.jobs.run_pages import StoredPage
 from rag_service.knowledgebase import document_queries, page_queries
-from rag_service.knowledgebase.job_queries import job_totals, list_jobs
+from rag_service.knowledgebase.job_queries import list_jobs
 from rag_service.states import JobOutcome, PageState, PostReason, Stage
 from tests import simulation as sim
 from tests.posts import (
@@ -163,14 +164,14 @@ def test_a_documents_cost_is_the_sum_of_its_jobs_at_their_own_price() -> None:
 
 
 def test_totals_count_live_jobs_by_last_status_and_ended_ones_by_outcome() -> None:
-    assert job_totals().live == {}
+    assert read_totals().jobs.live == {}
     run = held_run(5)
     jobs = [live_job(run, number) for number in range(1, 5)]
     open_job(run, 5)
     remote_jobs.note_poll(jobs[0].id, PollNote(next_in=9, status="IN_QUEUE"))
     remote_jobs.note_poll(jobs[1].id, PollNote(next_in=9, status="IN_PROGRESS", execution_ms=500))
     settle(jobs[2], read_page(3), execution_ms=1500)
-    totals = job_totals()
+    totals = read_totals().jobs
     assert totals.live == {"IN_QUEUE": 1, "IN_PROGRESS": 1, "live": 1, "submitting": 1}
     assert totals.ended == {"completed": 1}
     assert (totals.gpu_seconds, totals.usd) == (2.0, 1.0)

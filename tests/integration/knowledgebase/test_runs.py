@@ -279,7 +279,8 @@ def test_the_backlog_counts_runs_that_have_not_ended():
     sim.add_document()
     claim()
     with begin() as connection:
-        assert runs.backlog(connection) == 2
+        assert runs.backlog(connection, 9) == 2
+        assert runs.backlog(connection, 1) == 1, "no more than asked for are counted"
 
 
 def test_preflight_warnings_are_cleaned_and_stored():

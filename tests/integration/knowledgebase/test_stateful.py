@@ -19,12 +19,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rag_service.database import document_rows
+from rag_service.database import document_rows, totals
 from rag_service.database.engine import begin
 from rag_service.errors import AlreadyActive, Cancelled, Internal, LeaseLost, NotFound
 from rag_service.jobs import leases, run_pages, runs
 from rag_service.states import GOOD, HELD, TERMINAL, PageState, Priority, RunState, Stage
 from tests import simulation as sim
+from tests.derived_status import assert_stored_agrees_with_derived
 
 WORKERS = {"small": 2, "large": 4}
 PAGES = st.lists(
@@ -45,7 +46,7 @@ def settled(page):
 class Knowledgebase(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        sim.execute("TRUNCATE documents CASCADE")
+        sim.execute("TRUNCATE documents, totals, total_changes CASCADE")
         self.claims = []
         self.documents = []
         self.seen_runs = {}
@@ -206,6 +207,10 @@ class Knowledgebase(RuleBasedStateMachine):
             with begin() as connection:
                 document_rows.remove(connection, document_id)
 
+    @rule()
+    def add_changes(self):
+        totals.add_changes()
+
     @invariant()
     def the_rules_hold(self):
         self.before = sim.everything()
@@ -215,6 +220,7 @@ class Knowledgebase(RuleBasedStateMachine):
         self.a_run_is_held_or_it_is_not()
         self.bulk_never_holds_the_reserved_fork()
         self.the_current_run_is_the_right_one()
+        assert_stored_agrees_with_derived()
 
     def at_most_one_run_of_a_document_is_active(self):
         active = [run.document_id for run in self.before["runs"] if run.state not in TERMINAL]
