@@ -29,6 +29,7 @@ from rag_service.jobs import leases, run_pages, runs, wake_ups
 from rag_service.jobs.leases import Claimant
 from rag_service.jobs.run_pages import PlannedRow
 from rag_service.states import PageState, RunState, Stage
+from workers import store_watch
 
 # A busy machine may take longer for an example than Hypothesis allows by default.
 hypothesis.settings.register_profile("no_deadline", deadline=None)
@@ -109,6 +110,7 @@ def forget_connections() -> None:
         open_engine.dispose()
     engine._engines.clear()
     wake_ups._sender.cache_clear()
+    store_watch._store_of.cache_clear()
     get_settings.cache_clear()
 
 

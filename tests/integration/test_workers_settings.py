@@ -9,6 +9,8 @@ from types import ModuleType
 import pytest
 
 from rag_service.config.loader import get_settings
+from rag_service.config.options import Settings
+from rag_service.documents.storage import DocumentStore
 from rag_service.errors import ConfigurationError
 from rag_service.jobs import server_state
 from rag_service.states import RunState, ServerState, Stage
@@ -16,8 +18,10 @@ from tests import simulation as sim
 
 
 @pytest.fixture
-def ocr_worker(database: str) -> ModuleType:
+def ocr_worker(settings: Settings) -> ModuleType:
     """Import after there is a broker, because the application is created with its URL."""
+    # A new store is marked only while the database has no documents.
+    DocumentStore(settings).require_reachable()
     return importlib.import_module("workers.ocr_worker")
 
 

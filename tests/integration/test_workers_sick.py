@@ -13,7 +13,7 @@ from rag_service.database.engine import begin
 from rag_service.monitoring import readiness
 from tests.fakes import refused_threads
 from tests.fakes.scans import new_number, scan
-from tests.processes import kill
+from tests.processes import kill, suspended
 from tests.service import Scan, open_service
 
 _FORKS, _LATER = 4, 12
@@ -88,19 +88,18 @@ def test_a_sick_fork_ends_and_fails_no_document(service, make_sick):
     """One fork of each worker. They have worked before, so they have connections and threads."""
     warm = [Scan(service, 1) for _ in range(_FORKS)]
     assert [one.ended().status for one in warm] == ["processed"] * _FORKS
-    sick = [worker.forks()[0] for worker in service.workers.values()]
+    forks = [worker.forks() for worker in service.workers.values()]
+    sick = [first for first, *_ in forks]
     for pid in sick:
         make_sick(pid, service)
-    scans = [Scan(service, 2) for _ in range(_LATER)]
+    # While the others stand still, the sick ones get messages.
+    with suspended(*(pid for _, *healthy in forks for pid in healthy)):
+        scans = [Scan(service, 2) for _ in range(_LATER)]
+        service.programs.wait_until(
+            lambda: not any(map(psutil.pid_exists, sick)), "the sick forks have ended"
+        )
     assert [one.ended().status for one in scans] == ["processed"] * _LATER
     assert [one.charges() for one in scans] == [(0, 0, 0)] * _LATER
-
-    def replaced():
-        # Not every fork has received a message.
-        Scan(service, 1).ended()
-        return not any(map(psutil.pid_exists, sick))
-
-    service.programs.wait_until(replaced, "the sick forks have ended")
     for worker in service.workers.values():
         assert "This process ends, another takes its place: no " in worker.text
 
