@@ -275,6 +275,12 @@ class BacklogFull(RequestError):
     default_message = "Too many documents are waiting; try again later."
 
 
+class Busy(RequestError):
+    code = "busy"
+    retryable = True
+    default_message = "The service has too many requests of this kind; try again later."
+
+
 class FlowSignal(RagServiceError):
     default_message = "The worker releases its run without a charge."
 

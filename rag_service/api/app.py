@@ -85,6 +85,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     resources: ApiResources = app.state.resources
     resources.limit_threads()
     yield
+    resources.feed.stop()
     await resources.page_images.close()
 
 
@@ -99,7 +100,7 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     app = create_app(settings)
-    stopping = app.state.resources.stopping
+    resources: ApiResources = app.state.resources
     config = uvicorn.Config(
         app,
         host=settings.api.host,
@@ -111,4 +112,4 @@ async def _serve(settings: Settings) -> None:
         proxy_headers=False,
         timeout_graceful_shutdown=_STOP_SECONDS,
     )
-    await HttpServer(config, stopping.set, second_forces=True).serve()
+    await HttpServer(config, resources.feed.stop, second_forces=True).serve()

@@ -18,7 +18,7 @@ from rag_service import errors
 from rag_service.api import upload
 from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
-from rag_service.api.resources import ApiResources, Resources
+from rag_service.api.resources import ApiResources, Resources, client_address
 from rag_service.documents import deletion
 from rag_service.documents.decryption import unlocked
 from rag_service.documents.intake import (
@@ -176,7 +176,7 @@ async def add_document(request: Request, resources: Resources) -> JSONResponse:
     added before with the same options and is active or processed; nothing was changed. 409
     `options_differ`: it was added before with other options; use reprocess.
     """
-    async with resources.upload_slots.slot(request.client.host if request.client else ""):
+    async with resources.upload_slots.slot(client_address(request)):
         await _require_backlog_space(request, resources)
         # Before the body is received: without its store no document can be kept.
         incoming = await anyio.to_thread.run_sync(resources.store_check.incoming)

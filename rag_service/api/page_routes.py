@@ -104,6 +104,7 @@ def _require_run(document_id: str) -> str:
             errors.PageTooLarge,
             errors.PageTimeout,
             errors.PageUnrenderable,
+            errors.Busy,
         ),
     },
 )

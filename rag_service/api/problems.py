@@ -49,6 +49,7 @@ _STATUS: Mapping[type[Exception], int] = {
     errors.OptionsDiffer: 409,
     errors.AlreadyActive: 409,
     errors.BacklogFull: 503,
+    errors.Busy: 503,
     errors.ConfigurationError: 503,
     errors.ServiceUnreachable: 503,
     errors.ProcessInTrouble: 503,

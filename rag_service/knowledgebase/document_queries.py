@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -80,9 +80,14 @@ def get_document(document_id: str, server: str | None) -> DocumentView | None:
 
     `server` is the OCR server in use: an outage of it is a reason to wait.
     """
+    return get_documents([document_id], server).get(document_id)
+
+
+def get_documents(document_ids: Collection[str], server: str | None) -> dict[str, DocumentView]:
+    """Return the documents by id, without those that are unknown or deleted."""
     with reading() as connection, Session(connection) as session:
-        views = _views(session, _documents(server).where(Document.id == document_id))
-        return views[0] if views else None
+        views = _views(session, _documents(server).where(Document.id.in_(document_ids)))
+        return {view.id: view for view in views}
 
 
 def list_documents(chosen: Filter, limit: int, server: str | None) -> list[DocumentView]:

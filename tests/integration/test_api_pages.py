@@ -9,8 +9,10 @@ import pymupdf
 import pytest
 from PIL import Image
 
+from rag_service.api import page_images, resources
 from rag_service.documents.storage import DocumentStore, source_key
 from rag_service.errors import CorruptPdf, PageTimeout
+from tests.fakes import pdf_samples
 
 
 def code_of(answer) -> tuple[int, str]:
@@ -115,6 +117,17 @@ class TestPicture:
         assert code_of(answer) == (422, "encrypted_pdf")
         fine = api.add(make_pdf("fine"))
         assert api.client.get(f"/documents/{fine}/pages/1/image").is_success
+
+    def test_that_takes_too_long_is_refused_and_not_tried_again_at_once(
+        self, start_api, make_pdf, monkeypatch
+    ):
+        monkeypatch.setattr(page_images, "_DRAW_SECONDS", 1.0)
+        impatient = start_api()
+        url = f"/documents/{impatient.add(pdf_samples.endless_page())}/pages/1/image"
+        first, again = impatient.client.get(url), impatient.client.get(url)
+        assert code_of(first) == code_of(again) == (422, "page_timeout")
+        assert "took longer than 1 s" in first.json()["detail"]
+        assert "a moment ago" in again.json()["detail"]
 
     def test_whose_bytes_are_missing(self, api, make_pdf, settings):
         document_id = api.add(make_pdf("a"))
@@ -236,3 +249,29 @@ class TestEvents:
             assert ended not in api.client.get("/metrics").text
         while ended not in api.client.get("/metrics").text:
             time.sleep(0.05)
+
+    def test_too_many_streams_are_refused_until_one_has_ended(
+        self, start_api, make_pdf, monkeypatch
+    ):
+        monkeypatch.setattr(resources, "_STREAMS_PER_CLIENT", 2)
+        api = start_api()
+        url = f"/documents/{api.add(make_pdf('a'))}/events"
+        with api.client.stream("GET", url) as response:
+            first = Events(response)
+            assert first.next()[0] == "progress"
+            with api.client.stream("GET", url) as other:
+                second = Events(other)
+                assert second.next()[0] == "progress"
+                refused = api.client.get(url)
+                assert code_of(refused) == (503, "busy")
+                assert "2 event streams of this client are open" in refused.json()["detail"]
+                assert int(refused.headers["retry-after"]) > 0
+            unknown = f"/documents/{'0' * 32}/events"
+            while api.client.get(unknown).status_code == 503:
+                time.sleep(0.05)
+            # Requests for an unknown document leave no slot taken either.
+            for _ in range(3):
+                assert code_of(api.client.get(unknown)) == (404, "not_found")
+            with api.client.stream("GET", url) as other:
+                second = Events(other)
+                assert second.next()[0] == "progress"

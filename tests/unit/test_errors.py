@@ -31,12 +31,13 @@ DOCUMENTED = {
     "remote_result_missing", "document_timeout", "worker_crashed", "source_missing",
     "storage_unavailable", "database_unavailable", "cancelled", "internal",
     "unauthorized", "forbidden", "not_found", "method_not_allowed", "invalid_options",
-    "options_differ", "already_active", "backlog_full",
+    "options_differ", "already_active", "backlog_full", "busy",
 }  # fmt: skip
 RETRYABLE = {
     "layout_unavailable", "ocr_unavailable", "remote_job_failed", "remote_job_timed_out",
     "remote_job_expired", "remote_job_cancelled", "remote_result_missing",
     "storage_unavailable", "database_unavailable", "ocr_failed", "backlog_full",
+    "busy",
 }  # fmt: skip
 
 

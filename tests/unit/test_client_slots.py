@@ -1,4 +1,4 @@
-"""Slots for uploads: bounded in all and for each client, and never kept by an upload that ended."""
+"""Slots for requests: bounded in all and for each client, and never kept by one that ended."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from rag_service.api.upload_slots import UploadSlots
+from rag_service.api.client_slots import ClientSlots
 from rag_service.errors import BacklogFull
+
+
+def slots_for(total: int, per_client: int, wait_seconds: float = 0.01) -> ClientSlots:
+    return ClientSlots(
+        "uploads", BacklogFull, total=total, per_client=per_client, wait_seconds=wait_seconds
+    )
 
 
 def test_one_client_leaves_slots_to_others() -> None:
     async def work() -> None:
-        slots = UploadSlots(total=4, per_client=3, wait_seconds=0.01)
+        slots = slots_for(total=4, per_client=3)
         async with AsyncExitStack() as held:
             for _ in range(3):
                 await held.enter_async_context(slots.slot("a"))
@@ -31,7 +37,7 @@ def test_one_client_leaves_slots_to_others() -> None:
 
 def test_a_slot_that_becomes_free_goes_to_one_that_waits() -> None:
     async def work() -> list[str]:
-        slots = UploadSlots(total=1, per_client=1, wait_seconds=30)
+        slots = slots_for(total=1, per_client=1, wait_seconds=30)
         order: list[str] = []
 
         async def upload(name: str) -> None:
@@ -47,7 +53,7 @@ def test_a_slot_that_becomes_free_goes_to_one_that_waits() -> None:
 
 def test_a_failed_or_cancelled_upload_keeps_no_slot() -> None:
     async def work() -> None:
-        slots = UploadSlots(total=1, per_client=1, wait_seconds=0.01)
+        slots = slots_for(total=1, per_client=1)
         with pytest.raises(RuntimeError):
             async with slots.slot("a"):
                 raise RuntimeError("failed")
@@ -61,6 +67,18 @@ def test_a_failed_or_cancelled_upload_keeps_no_slot() -> None:
     asyncio.run(work())
 
 
-async def _hold(slots: UploadSlots) -> None:
+def test_without_a_wait_a_free_slot_is_given_and_a_full_kind_refused_at_once() -> None:
+    async def work() -> None:
+        slots = slots_for(total=1, per_client=1, wait_seconds=0.0)
+        for _ in range(3):
+            async with slots.slot("a"):
+                with pytest.raises(BacklogFull):
+                    async with slots.slot("b"):
+                        pass
+
+    asyncio.run(work())
+
+
+async def _hold(slots: ClientSlots) -> None:
     async with slots.slot("a"):
         await asyncio.sleep(60)
