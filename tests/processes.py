@@ -112,7 +112,7 @@ class Programs:
         concurrency = {
             "prepare": "RAG_SERVICE_PREPARE_WORKER_CONCURRENCY", "ocr": "OCR_WORKER_CONCURRENCY",
         }[stage]  # fmt: skip
-        return self.start(stage, _command("worker", stage), **{concurrency: str(forks)}, **env)
+        return self.start(stage, command("worker", stage), **{concurrency: str(forks)}, **env)
 
     def start_celery(self, *arguments: str, **env: str) -> Program:
         """Start `celery -A workers.celery_app worker` with these arguments and no others."""
@@ -121,7 +121,7 @@ class Programs:
 
     def start_maintenance(self, **env: str) -> Program:
         """Start the maintenance loop."""
-        return self.start("maintenance", _command("worker", "maintenance"), **env)
+        return self.start("maintenance", command("worker", "maintenance"), **env)
 
     def wait_ready(self, *workers: Program) -> None:
         """Return when the workers consume their queues."""
@@ -190,7 +190,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def _command(*arguments: str) -> list[str]:
+def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "rag_service.cli.main", *arguments]
 
 

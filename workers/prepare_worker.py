@@ -14,12 +14,13 @@ from rag_service.jobs.run_pages import PlannedRow
 from rag_service.jobs.wake_ups import TASK_NAMES
 from rag_service.pdf.results import PdfWarning, PlannedPage
 from rag_service.runtime.process_resources import require_resources
-from rag_service.states import OcrMode, PagePlan, PageState, Stage
+from rag_service.states import OcrMode, PagePlan, PageState, RunState, Stage
 from workers.celery_app import app
 from workers.document_source import OpenDocument, opened
 from workers.run_guard import RunGuard
 from workers.run_loop import work_on_next
 from workers.store_watch import document_store
+from workers.task_outcome import TASK_OPTIONS, end_task
 
 # Pages in one transaction. It bounds the memory used and the work that a crash can cost.
 _WINDOW = 64
@@ -27,13 +28,13 @@ _WINDOW = 64
 _WINDOW_SECONDS = 5.0
 
 
-@app.task(bind=True, name=TASK_NAMES[Stage.PREPARE])
+@app.task(name=TASK_NAMES[Stage.PREPARE], **TASK_OPTIONS)
 def prepare(self: Any, run_id: str) -> str:  # noqa: ARG001
     """Handle a wake-up message. Its run ID is only for Flower: the best run is claimed."""
-    return work_on_next(Stage.PREPARE, self.request.id, prepare_run)
+    return end_task(work_on_next(Stage.PREPARE, self.request.id, prepare_run))
 
 
-async def prepare_run(guard: RunGuard) -> None:
+async def prepare_run(guard: RunGuard) -> RunState:
     """Plan every page of the run, then finish it or hand it to the ocr stage."""
     run = guard.run
     if run.reuse_pages:
@@ -48,8 +49,8 @@ async def prepare_run(guard: RunGuard) -> None:
     if remains or PageState.PENDING in known.values():
         await guard.call(lambda: runs.hand_to_ocr(run, last))
         wake_ups.notify(Stage.OCR, run.id, run.filename)
-    else:
-        await guard.call(lambda: runs.finish(run, last))
+        return RunState.READY
+    return await guard.call(lambda: runs.finish(run, last))
 
 
 async def _plan_pages(

@@ -27,6 +27,7 @@ from rag_service.errors import (
 from rag_service.jobs import leases
 from rag_service.jobs.leases import ClaimedRun
 from rag_service.runtime.process_resources import require_resources
+from rag_service.states import RunState
 from workers.worker_state import is_draining
 
 log = logging.getLogger(__name__)
@@ -158,4 +159,5 @@ class RunGuard:
             self._work.cancel()
 
 
-Work = Callable[[RunGuard], Awaitable[None]]
+# Work on a run ends with the state in which it leaves the run.
+Work = Callable[[RunGuard], Awaitable[RunState]]

@@ -22,6 +22,7 @@ from rag_service.errors import (
     LeaseLost,
     OcrMisconfigured,
     OcrOutage,
+    PagesFailed,
     ProcessInTrouble,
     RagServiceError,
     StorageUnavailable,
@@ -30,12 +31,13 @@ from rag_service.errors import (
 from rag_service.jobs import leases, runs, server_state, wake_ups
 from rag_service.jobs.leases import Blame, Claimant, ClaimedRun
 from rag_service.runtime.process_resources import find_shortage, shortage_in
-from rag_service.states import Stage
+from rag_service.states import RunState, Stage
 from workers import fork_deaths
 from workers.fork_deaths import Report
 from workers.memory_guard import MemoryGuard
 from workers.run_guard import RunGuard, Work
 from workers.store_watch import RETRY_SECONDS, StoreWatch
+from workers.task_outcome import Outcome, OutcomeKind
 from workers.worker_state import fork_count, is_draining, ocr_server, worker_id
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,9 @@ log = logging.getLogger(__name__)
 # The status of a fork that ends itself (sysexits.h: an error of the operating system).
 EXIT_STATUS = os.EX_OSERR
 _DATABASE_RETRY_SECONDS = 1.0
+_LEASE_LOST = Outcome(
+    OutcomeKind.NOTHING_DONE, "its lease was lost: it was cancelled, or another worker has it"
+)
 _memory_guard = MemoryGuard()
 _store_watch = StoreWatch()
 
@@ -53,8 +58,8 @@ def event_loop() -> asyncio.Runner:
     return asyncio.Runner()
 
 
-def work_on_next(stage: Stage, task_id: str, work: Work) -> str:
-    """Claim the best run of the stage and work on it. Return the outcome as Flower shows it.
+def work_on_next(stage: Stage, task_id: str, work: Work) -> Outcome:
+    """Claim the best run of the stage and work on it. Return the outcome.
 
     Ends the process if it lacks resources, or after an error that nothing here expects: a new
     fork takes its place.
@@ -66,30 +71,40 @@ def work_on_next(stage: Stage, task_id: str, work: Work) -> str:
         _end(Report(Blame.CRASH, _describe(error)))
 
 
-def _work_on_next(stage: Stage, task_id: str, work: Work) -> str:
+def _work_on_next(stage: Stage, task_id: str, work: Work) -> Outcome:
     refusal = _refusal(stage)
     if refusal is not None:
-        return f"no run claimed: {refusal}"
+        return _nothing_done(refusal)
     claimant = Claimant(worker_id(stage), task_id, fork_count())
     try:
         run = leases.claim(stage, claimant, get_settings().lease, server=ocr_server())
+        if run is None:
+            return _nothing_claimed(task_id)
     except DatabaseError as error:
         _end_if_short()
         # Not raised: some driver errors cannot be pickled for the main process.
         log.warning("Cannot claim a run: %s", error_summary(error))
-        return f"PostgreSQL error: {error_summary(error)}"
-    if run is None:
-        return "no run to claim"
+        return _nothing_done(f"PostgreSQL error: {error_summary(error)}")
     log.info("%s: run %s of %s, claim %d", stage, run.id, run.filename, run.epoch)
     outcome = _work_on(run, stage, task_id, work)
     _notify_next(stage)
-    return f"{run.filename}: {outcome}"
+    return Outcome(outcome.kind, f"{run.filename} (document {run.document_id}): {outcome.text}")
 
 
-def _work_on(run: ClaimedRun, stage: Stage, task_id: str, work: Work) -> str:
+def _nothing_claimed(task_id: str) -> Outcome:
+    # The broker delivers a message again while its task still works.
+    if leases.is_at_work(task_id):
+        return Outcome(OutcomeKind.STILL_AT_WORK, "the message was delivered again")
+    return _nothing_done("no run waits that this worker may claim now")
+
+
+def _nothing_done(reason: str) -> Outcome:
+    return Outcome(OutcomeKind.NOTHING_DONE, f"no run claimed: {reason}")
+
+
+def _work_on(run: ClaimedRun, stage: Stage, task_id: str, work: Work) -> Outcome:
     try:
-        event_loop().run(_run_guarded(run, work))
-        outcome = "done"
+        outcome = _outcome(stage, event_loop().run(_run_guarded(run, work)))
     except Exception as error:
         report = _trouble(run, error)
         if report is not None:
@@ -97,6 +112,23 @@ def _work_on(run: ClaimedRun, stage: Stage, task_id: str, work: Work) -> str:
         outcome = _handle_error(run, stage, error)
     fork_deaths.note_success()
     return outcome
+
+
+def _outcome(stage: Stage, left_in: RunState) -> Outcome:
+    """Return the outcome of work that left the run in this state."""
+    if left_in is RunState.FAILED:
+        return Outcome(OutcomeKind.FAILED, f"failed: {PagesFailed.code}")
+    if left_in is RunState.PROCESSED:
+        return Outcome(OutcomeKind.DONE, "processed")
+    if left_in is RunState.REMOTE:
+        return Outcome(OutcomeKind.DONE, "its pages are posted; it waits for the remote jobs")
+    if stage is Stage.PREPARE:
+        return Outcome(OutcomeKind.DONE, "its pages are planned; it waits for OCR")
+    return _given_back("pages remain; it is claimed again later")
+
+
+def _given_back(reason: str) -> Outcome:
+    return Outcome(OutcomeKind.GIVEN_BACK, reason)
 
 
 def _refusal(stage: Stage) -> str | None:
@@ -173,12 +205,12 @@ def _end(report: Report) -> NoReturn:
         os._exit(EXIT_STATUS)
 
 
-async def _run_guarded(run: ClaimedRun, work: Work) -> None:
+async def _run_guarded(run: ClaimedRun, work: Work) -> RunState:
     async with RunGuard(run, get_settings()) as guard:
-        await work(guard)
+        return await work(guard)
 
 
-def _handle_error(run: ClaimedRun, stage: Stage, error: Exception) -> str:
+def _handle_error(run: ClaimedRun, stage: Stage, error: Exception) -> Outcome:
     """Fail or release the run, depending on the error. Never raises.
 
     In an outage of PostgreSQL it tries until that is over: a run that stays claimed is silent until
@@ -189,42 +221,42 @@ def _handle_error(run: ClaimedRun, stage: Stage, error: Exception) -> str:
         try:
             return _fail_or_release(run, stage, error)
         except LeaseLost:
-            return "the lease was lost"
+            return _LEASE_LOST
         except DatabaseError as outage:
             if not is_outage(outage) or is_draining():
                 log.exception("Run %s stays claimed until its lease expires", run.id)
-                return f"PostgreSQL error: {error_summary(outage)}"
+                return _given_back(f"PostgreSQL error: {error_summary(outage)}")
             if not noted:
                 log.warning("Cannot release run %s yet: %s", run.id, error_summary(outage))
             noted = True
         time.sleep(_DATABASE_RETRY_SECONDS)
 
 
-def _fail_or_release(run: ClaimedRun, stage: Stage, error: Exception) -> str:
+def _fail_or_release(run: ClaimedRun, stage: Stage, error: Exception) -> Outcome:
     if isinstance(error, LeaseLost):
         # It is still held if the lease could not be renewed in an outage of PostgreSQL.
         leases.release(run)
-        return "the lease was lost"
+        return _LEASE_LOST
     if isinstance(error, Draining):
         leases.release(run)
-        return "released: the worker is shutting down"
+        return _given_back("released: the worker is shutting down")
     if isinstance(error, OcrOutage):
         return _park(run, error)
     if isinstance(error, StoreUnreachable):
         # Reported first: otherwise the run would seem to wait for a later try of a page.
         _store_watch.note_fault(stage, error)
         leases.release(run, retry_in=RETRY_SECONDS)
-        return "waits for the document store"
+        return _given_back("waits for the document store")
     if isinstance(error, DatabaseError) and is_outage(error):
         leases.release(run, retry_in=_DATABASE_RETRY_SECONDS)
-        return f"released: {error_summary(error)}"
+        return _given_back(f"released: {error_summary(error)}")
     if not isinstance(error, DocumentError):
         raise error
     runs.fail(run, error)
-    return f"failed: {error.code}"
+    return Outcome(OutcomeKind.FAILED, f"failed: {error.code}: {error.message}")
 
 
-def _park(run: ClaimedRun, error: RagServiceError) -> str:
+def _park(run: ClaimedRun, error: RagServiceError) -> Outcome:
     """Release the run until the OCR server works again; the outage is not charged to it."""
     log.warning("The OCR server is out, run %s waits: %s", run.id, error.message)
     server = ocr_server()
@@ -233,7 +265,7 @@ def _park(run: ClaimedRun, error: RagServiceError) -> str:
             server, error.message, misconfigured=isinstance(error, OcrMisconfigured)
         )
     leases.release(run)
-    return "waits for the OCR server"
+    return _given_back("waits for the OCR server")
 
 
 def _notify_next(stage: Stage) -> None:

@@ -193,6 +193,13 @@ def release(run: ClaimedRun, *, retry_in: float | None = None) -> bool:
         return len(_release_runs(connection, is_held_under(run), values)) == 1
 
 
+def is_at_work(task: str) -> bool:
+    """Return whether a fork holds a run that it claimed for this Celery task."""
+    held = select(Run.id).where(Run.state.in_(HELD), Run.lease_task == task).limit(1)
+    with autocommit() as connection:
+        return connection.scalar(held) is not None
+
+
 def release_worker(worker: str) -> int:
     """Release all runs of a worker that is shutting down. Return their number."""
     with begin() as connection:

@@ -211,8 +211,11 @@ def end_job(connection: Connection, job_id: str, end: JobEnd) -> bool:
     return True
 
 
-def leave_to_maintenance(run: ClaimedRun) -> None:
-    """Release a run whose jobs are live; maintenance polls them. Raises LeaseLost."""
+def leave_to_maintenance(run: ClaimedRun) -> RunState:
+    """Release a run whose jobs are live; maintenance polls them. Return the state that it has now.
+
+    Raises LeaseLost.
+    """
     live = select(RemoteJob.id).where(RemoteJob.run_id == run.id, RemoteJob.state != JobState.ENDED)
     with begin() as connection:
         # The run's row first: a job that ends at this moment finds the run held and does not make
@@ -221,6 +224,7 @@ def leave_to_maintenance(run: ClaimedRun) -> None:
         alive = connection.scalar(live.limit(1)) is not None
         state = RunState.REMOTE if alive else RunState.READY
         fence(connection, run, state=state, worked_seconds=WORKED, **UNCLAIMED)
+    return state
 
 
 def has_token(token_sha256: str) -> bool:

@@ -42,9 +42,9 @@ def test_an_ocr_fork_claims_no_run_and_a_prepare_fork_does(guard):
     guard()
     DocumentStore(get_settings()).check()
     run = sim.ready_run()
-    assert "short of memory" in work_on_next(Stage.OCR, "a-task", _never)
+    assert "short of memory" in work_on_next(Stage.OCR, "a-task", _never).text
     assert sim.run_row(run.id).state == RunState.READY
-    assert work_on_next(Stage.PREPARE, "a-task", _never) == "no run to claim"
+    assert "no run waits" in work_on_next(Stage.PREPARE, "a-task", _never).text
 
 
 def test_the_fork_logs_once_that_it_stops_claiming_and_once_that_it_resumes(guard, caplog):

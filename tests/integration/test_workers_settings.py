@@ -26,7 +26,7 @@ def ocr_worker(settings: Settings) -> ModuleType:
 
 
 def run_next(ocr_worker: ModuleType) -> str:
-    outcome: str = ocr_worker.work_on_next(Stage.OCR, "a-task", ocr_worker.read)
+    outcome: str = ocr_worker.work_on_next(Stage.OCR, "a-task", ocr_worker.read).text
     return outcome
 
 

@@ -17,7 +17,7 @@ from rag_service.jobs import leases, remote_jobs, remote_posts, run_pages, runs,
 from rag_service.jobs.remote_jobs import JobRow
 from rag_service.runpod.decisions import may_repost_lost
 from rag_service.runpod.payload import PayloadMaker
-from rag_service.states import JobState, PostReason
+from rag_service.states import JobState, PostReason, RunState
 from workers.document_source import opened
 from workers.remote.endpoint_watch import open_client
 from workers.remote.polling import poll_due
@@ -27,12 +27,12 @@ from workers.run_guard import RunGuard
 _TICK_SECONDS = 1.0
 
 
-async def read_remotely(guard: RunGuard) -> None:
+async def read_remotely(guard: RunGuard) -> RunState:
     """Post the pages that no job has, follow the jobs for a window, then finish or release the run.
 
     Raises OcrOutage if RunPod accepts no job, LeaseLost.
     """
-    await RemoteRun(guard, get_settings()).work()
+    return await RemoteRun(guard, get_settings()).work()
 
 
 class RemoteRun:
@@ -47,42 +47,39 @@ class RemoteRun:
         self._full_until = float("-inf")
         self._passed_trial = False
 
-    async def work(self) -> None:
+    async def work(self) -> RunState:
         """Work until the run is finished or this fork has nothing left to do for it."""
         await self._guard.call(lambda: remote_posts.note_interrupted(self._run))
-        while not await self._step():
+        while (left_in := await self._step()) is None:
             await asyncio.sleep(_TICK_SECONDS)
+        return left_in
 
-    async def _step(self) -> bool:
-        """Post and poll what is due; return True when the fork has finished or released the run."""
+    async def _step(self) -> RunState | None:
+        """Post and poll what is due; return the run's state if it was finished or released."""
         try:
             self._guard.check_drain()
         except Draining:
-            await self._release(0.0)
-            return True
+            return await self._release(0.0)
         await self._free_lost()
         if not await self._post_free():
             await self._pass_trial()
         await poll_due(self._settings, run_id=self._run.id)
         if not await self._guard.call(lambda: run_pages.pending(self._run)):
-            await self._guard.call(lambda: runs.finish(self._run))
-            return True
+            return await self._guard.call(lambda: runs.finish(self._run))
         now = time.monotonic()
         if await self._waits_for_lost():
-            await self._release(0.0)
-            return True
+            return await self._release(0.0)
         # If no job is left, the pages are free again: the next step posts them.
         if now < self._until and (now >= self._full_until or await self._jobs()):
-            return False
-        await self._release(self._settings.runpod.poll_max)
-        return True
+            return None
+        return await self._release(self._settings.runpod.poll_max)
 
-    async def _release(self, pause: float) -> None:
+    async def _release(self, pause: float) -> RunState:
         """Leave the run to maintenance while jobs are live, else put it back into the queue."""
         if await self._jobs():
-            await self._guard.call(lambda: remote_jobs.leave_to_maintenance(self._run))
-        else:
-            await self._guard.call(lambda: leases.release(self._run, retry_in=pause))
+            return await self._guard.call(lambda: remote_jobs.leave_to_maintenance(self._run))
+        await self._guard.call(lambda: leases.release(self._run, retry_in=pause))
+        return RunState.READY
 
     async def _jobs(self) -> list[JobRow]:
         return await self._guard.call(lambda: remote_jobs.jobs_of(self._run.id))
