@@ -15,7 +15,8 @@ def view(status: RunState = RunState.PROCESSED, **changes: object) -> DocumentVi
     fields: dict[str, object] = {
         "id": "d", "filename": "a.pdf", "collection": "default", "sha256": "0", "bytes": 1,
         "media_type": "application/pdf", "status": status, "incomplete": False, "latest_run": run,
-        "waiting_for": None, "queue_position": None, "parser": "glmocr", "ocr": "auto",
+        "waiting_for": None, "waiting_message": None, "queue_position": None,
+        "parser": "glmocr", "ocr": "auto",
         "pages": pages, "eta_seconds": None, "error": None, "warnings": [], "cost": CostView(),
         "created_at": datetime(2026, 1, 2, tzinfo=UTC), "started_at": None, "finished_at": None,
         "wait_seconds": None, "run_seconds": None,

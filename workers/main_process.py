@@ -29,6 +29,7 @@ from rag_service.runtime.orphans import OrphanReaper
 from rag_service.runtime.process_resources import find_shortage
 from rag_service.states import Stage
 from workers.fork_deaths import ForkDeaths, Report, take_report
+from workers.server_check import StartCheck
 from workers.worker_state import (
     begin_drain,
     fork_count,
@@ -59,10 +60,12 @@ class MainProcess:
         self._short_heartbeats = 0
 
     def start(self, stages: list[Stage]) -> None:
-        """Start the heartbeat thread."""
+        """Start the heartbeat thread, and the check of the OCR server."""
         self.stages = stages
         self._last_message = time.monotonic()
         threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
+        if Stage.OCR in stages:
+            StartCheck(get_settings(), self._stopped).start()
 
     def note_message(self) -> None:
         """Note that Celery received a message."""

@@ -31,12 +31,14 @@ from rag_service.documents.storage import DocumentStore
 from rag_service.errors import OcrUnavailable, StorageUnavailable
 from rag_service.jobs import leases, live_workers, remote_posts, runs, server_state, wake_ups
 from rag_service.jobs.live_workers import MaintenanceClaim
+from rag_service.jobs.server_state import ServerRecord
 from rag_service.monitoring.gauge_sampler import Sampler
-from rag_service.ocr.ocr_client import OcrClient, Probe
+from rag_service.ocr.ocr_client import Probe
 from rag_service.runtime.log_format import configure_logging
 from rag_service.states import ServerState, Stage
-from workers.remote.endpoint_watch import EndpointWatch, probe_endpoint
+from workers.remote.endpoint_watch import EndpointWatch
 from workers.remote.polling import AT_ONCE, poll_due
+from workers.server_check import check_settings, probe_page_server, store_alarm
 from workers.worker_state import ocr_server
 
 log = logging.getLogger(__name__)
@@ -143,7 +145,10 @@ class MaintenanceLoop:
         """Probe a server that is out, begin its trial, fail runs that waited too long."""
         server = ocr_server()
         record = server_state.get(server) if server else None
-        if record is None or record.state is ServerState.UP:
+        if record is None:
+            return
+        if record.state is ServerState.UP:
+            self._recheck_settings(record)
             return
         server_state.end_stale_trial(record.url)
         limit = self._settings.ocr.outage_limit
@@ -153,7 +158,7 @@ class MaintenanceLoop:
         if failed:
             log.error("%d documents waited for %s longer than %.0f s.", failed, record.url, limit)
         if record.state is not ServerState.TRIAL and self._probe_is_due():
-            self._apply_probe(record.url, asyncio.run(self._probe()))
+            self._apply_probe(record.url, asyncio.run(probe_page_server(self._settings)))
 
     def _follow_remote_jobs(self) -> None:
         """Poll jobs that no fork follows, cancel those to be cancelled, wake runs to post again."""
@@ -174,11 +179,11 @@ class MaintenanceLoop:
         self._probed_at = now
         return True
 
-    async def _probe(self) -> Probe:
-        if self._settings.ocr.transport == "runpod":
-            return await probe_endpoint(self._settings.runpod)
-        async with OcrClient(self._settings.ocr, connections=1) as client:
-            return await client.probe()
+    def _recheck_settings(self, record: ServerRecord) -> None:
+        """Check again what a worker found wrong with a direct server when it started."""
+        is_direct = self._settings.ocr.transport == "direct"
+        if is_direct and server_state.FAULT in record.alarms and self._probe_is_due():
+            store_alarm(record.url, asyncio.run(check_settings(self._settings)))
 
     def _apply_probe(self, url: str, probe: Probe) -> None:
         if not probe.ok:

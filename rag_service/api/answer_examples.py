@@ -24,6 +24,7 @@ _DOCUMENT: Example = {
     "incomplete": False,
     "latest_run": {"id": _RUN_ID, "status": "processed", "error": None, "pages": _PAGES},
     "waiting_for": None,
+    "waiting_message": None,
     "queue_position": None,
     "parser": "glmocr",
     "ocr": "auto",

@@ -95,3 +95,16 @@ def check_service(settings: Settings) -> None:
     check_servers(settings)
     check_data_dir(settings)
     check_storage(settings)
+
+
+def server_warning(settings: Settings) -> str | None:
+    """Ask the configured OCR server or RunPod once; return what is wrong with it, or None.
+
+    It may be repaired while the service runs, so it does not stop the start.
+    """
+    import asyncio
+
+    from workers.server_check import check_settings
+
+    probe = asyncio.run(check_settings(settings))
+    return None if probe.ok else f"no page can be read by the OCR server for now: {probe.message}"

@@ -97,6 +97,8 @@ def progress(view: DocumentView) -> str:
         parts.append(f"{duration(view.eta_seconds)} left")
     if view.waiting_for:
         parts.append(f"waiting: {waiting(view)}")
+    if view.waiting_message:
+        parts[-1] += f": {view.waiting_message}"
     if run.error:
         parts.append(f"{run.error.code}: {run.error.message}")
     return ", ".join(parts)

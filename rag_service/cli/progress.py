@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from rag_service.cli import field_text
-from rag_service.cli.output import note, stderr
+from rag_service.cli.output import note, one_line, stderr
 from rag_service.errors import NotFound, ServiceUnreachable
 from rag_service.states import HELD
 
@@ -119,7 +119,7 @@ class _Lines:
         return
 
     def update(self, view: DocumentView) -> None:
-        state = f"{view.latest_run.status} {view.waiting_for}"
+        state = f"{view.latest_run.status} {view.waiting_for} {view.waiting_message}"
         done, now = view.latest_run.pages.done, time.monotonic()
         shown, shown_at = self._pages.get(view.id, (0, 0.0))
         changed = self._states.get(view.id) != state
@@ -154,10 +154,18 @@ class _Bars:
         self._progress.stop()
 
     def update(self, view: DocumentView) -> None:
+        self._show_outage(view)
         if field_text.ended(view):
             self._end(view)
         elif view.id in self._bars or self._can_add_bar(view):
             self._show(view)
+
+    def _show_outage(self, view: DocumentView) -> None:
+        """Say behind the bar of all documents why they wait: no worker holds one meanwhile."""
+        message = view.waiting_message
+        if message or view.latest_run.status in HELD:
+            state = f"waiting: {field_text.waiting(view)}: {one_line(message)}" if message else ""
+            self._progress.update(self._all, state=state)
 
     def _can_add_bar(self, view: DocumentView) -> bool:
         return len(self._bars) < _BARS and view.latest_run.status in HELD

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rag_service.cli import document_formats, field_text
-from rag_service.cli.checks import check_service, check_transport, check_worker
+from rag_service.cli.checks import check_service, check_transport, check_worker, server_warning
 from rag_service.cli.common_options import Ocr, Parser, PasswordFile, begin
 from rag_service.cli.document_formats import SUFFIXES, Format
 from rag_service.cli.input_files import require_regular, unreadable
@@ -149,6 +149,8 @@ def _start(
     plan = StartPlan(settings, folder / "logs", _DRAIN_SECONDS)
     programs = plan.prepare_only() if ocr is OcrMode.OFF else plan.workers()
     service.start([plan.ocr_server(), *programs] if own_ocr else programs)
+    if ocr is not OcrMode.OFF and not own_ocr and (wrong := server_warning(settings)):
+        note(f"Warning: {wrong}")
     return settings
 
 

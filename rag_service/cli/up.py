@@ -73,7 +73,7 @@ def _check(settings: Settings, *, own_ocr: bool) -> None:
 
 def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     """Start everything and print its addresses and folders."""
-    from rag_service.cli.checks import check_storage
+    from rag_service.cli.checks import check_storage, server_warning
     from rag_service.cli.start_plan import StartPlan, embedded_ocr_environment
     from rag_service.database import connection_budget
     from rag_service.documents.storage import local_folder
@@ -83,6 +83,7 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     environment = embedded_ocr_environment(settings, cpu.host, cpu.port) if own_ocr else {}
     settings = service.start_servers(environment)
     check_storage(settings)
+    wrong = None if own_ocr else server_warning(settings)
     few = connection_budget.shortage(connection_budget.service_connections(settings))
     plan = StartPlan(settings, settings.data_dir / "logs", settings.worker.soft_shutdown)
     programs = [*plan.workers(), plan.api()]
@@ -92,7 +93,7 @@ def _serve(service: LocalService, settings: Settings, *, own_ocr: bool) -> None:
     service.start([plan.flower()])
     note(_summary(plan, own_ocr=own_ocr))
     low = disk_space.low_disks(settings, local_folder(settings))
-    for sentence in [*low, *([few] if few else [])]:
+    for sentence in filter(None, [wrong, *low, few]):
         note(f"Warning: {sentence}")
 
 

@@ -33,13 +33,14 @@ from rag_service.knowledgebase.views import (
     RunView,
     WarningView,
 )
-from rag_service.knowledgebase.waiting_reasons import waiting_reason
+from rag_service.knowledgebase.waiting_reasons import server_message, waiting_reason
 from rag_service.states import (
     TERMINAL,
     OcrMode,
     PageState,
     RunState,
     Stage,
+    WaitingFor,
 )
 
 # The run whose status and pages are shown, and the newest one.
@@ -140,6 +141,7 @@ def _documents(server: str | None) -> Select[Any]:
             _Shown,
             _Latest,
             waiting_reason(_Latest, server).label("waiting_for"),
+            server_message(server).label("server_message"),
             func.clock_timestamp().label("now"),
         )
         .select_from(Document)
@@ -284,6 +286,9 @@ def _view(row: Row[Any], data: _RunData) -> DocumentView:
             pages=latest_pages,
         ),
         waiting_for=row.waiting_for,
+        waiting_message=(
+            row.server_message or None if row.waiting_for == WaitingFor.OCR_SERVER else None
+        ),
         queue_position=data.positions.get(latest.id),
         parser=run.parser,
         ocr=OcrMode(run.ocr),

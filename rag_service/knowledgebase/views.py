@@ -150,6 +150,8 @@ class DocumentView(View):
     """The newest run."""
     waiting_for: WaitingFor | None
     """Why the newest run waits; null if it does not."""
+    waiting_message: str | None
+    """What is wrong with the OCR server, and the way out, if the run waits for it; else null."""
     queue_position: int | None
     """Its place among the runs that wait for the same kind of worker, from 1; null if it does not
     wait.

@@ -9,7 +9,7 @@ from sqlalchemy import and_, case, func, select
 from sqlalchemy.sql import ColumnElement
 
 from rag_service.config.loader import get_settings
-from rag_service.database.models import Run, WorkerRow
+from rag_service.database.models import OcrServer, Run, WorkerRow
 from rag_service.jobs.claim_conditions import follows_jobs, server_is_out
 from rag_service.jobs.live_workers import has_store_fault, is_alive
 from rag_service.states import HELD, RunState, Stage, WaitingFor
@@ -39,6 +39,11 @@ def waiting_reason(run: type[Run], server: str | None) -> ColumnElement[str | No
         (~worker.where(~WorkerRow.low_memory).exists(), WaitingFor.MEMORY_GUARD.value),
     ]
     return case(*reasons, else_=WaitingFor.QUEUE.value)
+
+
+def server_message(server: str | None) -> ColumnElement[str | None]:
+    """Return what was last found wrong with the OCR server; null if it was never asked."""
+    return select(OcrServer.message).where(OcrServer.url == (server or "")).scalar_subquery()
 
 
 def _is_abandoned(run: type[Run]) -> ColumnElement[bool]:

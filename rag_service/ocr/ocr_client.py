@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel
@@ -198,7 +199,10 @@ class OcrClient(HttpClient):
         if status in RETRYABLE_STATUS:
             raise TryAgain(message, retry_after(response))
         if status in _MISCONFIGURED_STATUS:
-            raise OcrMisconfigured(message)
+            advice = "check GLMOCR_BASE_URL and GLMOCR_MODEL"
+            if status != httpx.codes.NOT_FOUND:
+                advice = self._key_advice
+            raise OcrMisconfigured(f"{message}; {advice}")
         if status in _REJECTED_STATUS:
             too_large = status == httpx.codes.REQUEST_ENTITY_TOO_LARGE
             for_size = too_large or _SIZE_WORDS.search(response.text)
@@ -237,28 +241,23 @@ class OcrClient(HttpClient):
         """
         try:
             health = await self._http.get("/health", timeout=_PROBE_SECONDS)
-            if health.status_code != httpx.codes.NOT_FOUND and not _is_healthy(health):
-                return self._failed_probe("/health", health)
+        except httpx.RequestError as error:
+            return Probe(False, message=f"{self.url}: {describe_error(error)}")
+        if health.status_code != httpx.codes.NOT_FOUND and not _is_healthy(health):
+            return self._failed_probe("/health", health)
+        return await self.probe_models()
+
+    async def probe_models(self) -> Probe:
+        """Ask only whether the server lists the model: a quick check of address, key and model."""
+        try:
             models = await self._http.get("/v1/models", timeout=_PROBE_SECONDS)
         except httpx.RequestError as error:
             return Probe(False, message=f"{self.url}: {describe_error(error)}")
-        return self._probe_of_models(models)
-
-    def _failed_probe(self, path: str, response: httpx.Response) -> Probe:
-        status = response.status_code
-        answer = f"{self.url}{path}: HTTP {status}"
-        # A redirect is of no use: it turns the POST of a page into a GET.
-        if response.has_redirect_location:
-            answer += f" to {response.headers['location']}"
-        elif status not in _MISCONFIGURED_STATUS:
-            loading = ", the model is still loading" if status == httpx.codes.OK else ""
-            return Probe(False, message=answer + loading)
-        message = f"{answer}; check GLMOCR_BASE_URL and GLMOCR_API_KEY"
-        return Probe(False, misconfigured=True, message=message, answer=answer)
-
-    def _probe_of_models(self, models: httpx.Response) -> Probe:
         if models.status_code != httpx.codes.OK:
             return self._failed_probe("/v1/models", models)
+        if not _is_listing(models):
+            answer = f"{self.url}/v1/models is no list of models but {excerpt(models)}"
+            return self._wrong_address(answer)
         names = [str(model.get("id")) for model in _models(models)]
         if self._model not in names:
             message = (
@@ -267,6 +266,32 @@ class OcrClient(HttpClient):
             )
             return Probe(False, misconfigured=True, message=message, other_model=bool(names))
         return Probe(True)
+
+    def _failed_probe(self, path: str, response: httpx.Response) -> Probe:
+        status = response.status_code
+        answer = f"{self.url}{path}: HTTP {status}"
+        # A redirect is of no use: it turns the POST of a page into a GET.
+        if response.has_redirect_location:
+            return self._wrong_address(f"{answer} to {response.headers['location']}")
+        if status == httpx.codes.NOT_FOUND:
+            return self._wrong_address(answer)
+        if status in _MISCONFIGURED_STATUS:
+            message = f"{answer}; {self._key_advice}"
+            return Probe(False, misconfigured=True, message=message, answer=answer)
+        loading = ", the model is still loading" if status == httpx.codes.OK else ""
+        return Probe(False, message=answer + loading)
+
+    @property
+    def _key_advice(self) -> str:
+        is_set = "Authorization" in self._http.headers
+        return f"check GLMOCR_API_KEY{'' if is_set else ', which is not set'}"
+
+    def _wrong_address(self, answer: str) -> Probe:
+        """Return what to say about an address that is not that of an OCR server."""
+        message = f"{answer}; check GLMOCR_BASE_URL"
+        if path := urlsplit(self.url).path:
+            message += f": it has the path {path}, to which /v1 is added"
+        return Probe(False, misconfigured=True, message=message, answer=answer)
 
     async def model_info(self) -> ModelInfo:
         """Return what the server says about the configured model; empty if it says nothing."""
@@ -303,6 +328,14 @@ def _is_healthy(response: httpx.Response) -> bool:
     except ValueError:
         return True
     return not (isinstance(body, dict) and body.get("model_loaded") is False)
+
+
+def _is_listing(response: httpx.Response) -> bool:
+    try:
+        body = response.json()
+    except ValueError:
+        return False
+    return isinstance(body, dict) and isinstance(body.get("data"), list)
 
 
 def _models(response: httpx.Response) -> list[dict[str, Any]]:

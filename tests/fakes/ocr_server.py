@@ -132,6 +132,8 @@ class FakeOcrServer:
         self.health: Reply = Reply(body=b"")
         self.models: list[dict[str, Any]] = [{"id": MODEL, "max_model_len": 32768}]
         self.models_status = 200
+        # What it answers in place of its list of models.
+        self.not_models: Reply | None = None
         self.key: str | None = None
         # Called in the server's thread with each page request before it is answered.
         self.on_request: Callable[[Request], None] = lambda _: None
@@ -203,7 +205,7 @@ class FakeOcrServer:
             self.default, self.health = OK, Reply(body=b"")
             self.known, self.known_pages = None, 0
             self.models = [{"id": MODEL, "max_model_len": 32768}]
-            self.models_status, self.key = 200, None
+            self.models_status, self.key, self.not_models = 200, None, None
             self.on_request = lambda _: None
             self.requests, self.probes, self._peak = [], 0, 0
             for records in (self._scripts, self._always, self._next, self._peaks):
@@ -294,7 +296,7 @@ class FakeOcrServer:
             return await _send(writer, self.health, b"ok")
         if path == "/v1/models":
             listing = json.dumps({"object": "list", "data": self.models}).encode()
-            return await _send(writer, Reply(self.models_status), listing)
+            return await _send(writer, self.not_models or Reply(self.models_status), listing)
         if path != "/v1/chat/completions":
             return await _send(writer, refusal(404, f"No {path} here."), b"")
         port = writer.get_extra_info("peername")[1]

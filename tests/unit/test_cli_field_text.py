@@ -34,6 +34,12 @@ def test_progress_counts_pages_and_the_time_left() -> None:
     assert text == "ocr, page 3 of 4, 1 min 05 s left"
 
 
+def test_progress_of_a_document_that_waits_for_the_server_says_what_is_wrong() -> None:
+    waits = {"waiting_for": WaitingFor.OCR_SERVER, "waiting_message": "HTTP 401; check the key"}
+    text = field_text.progress(view(RunState.READY, **waits))
+    assert text.endswith("waiting: for the OCR server, which is out: HTTP 401; check the key")
+
+
 def test_progress_of_a_failed_run_gives_its_error() -> None:
     error = ErrorView(code="empty_pdf", message="No pages.", retryable=False)
     run = RunView(id="r", status=RunState.FAILED, error=error, pages=PageCounts())

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import re
 
 import pytest
 from pydantic import SecretStr
@@ -265,6 +266,50 @@ def test_another_model_is_a_misconfiguration_that_names_both(server):
     assert (found.ok, found.misconfigured) == (False, True)
     assert "qwen" in found.message
     assert fake.MODEL in found.message
+
+
+def check(server, **changes):
+    return ask(server, lambda client: client.probe_models(), **changes)
+
+
+def test_the_check_of_the_settings_does_not_ask_for_health(server):
+    server.health = fake.gateway(503)
+    assert check(server).ok
+    assert server.probes == 0
+
+
+def test_a_refused_key_and_a_missing_one_have_different_messages(server):
+    server.key = "sesame"
+    wrong, unset = check(server, api_key=SecretStr("wrong")), check(server, api_key=None)
+    assert wrong.message.endswith("HTTP 401; check GLMOCR_API_KEY")
+    assert unset.message.endswith("HTTP 401; check GLMOCR_API_KEY, which is not set")
+    with pytest.raises(OcrMisconfigured, match=r"HTTP 401.*; check GLMOCR_API_KEY"):
+        read(server)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (fake.HTML_200, "is no list of models but a web page, 'Sign in'; check GLMOCR_BASE_URL"),
+        (fake.Reply(body=b'{"status": "ok"}'), "no list of models but .*; check GLMOCR_BASE_URL"),
+        (fake.Reply(body=b"[]"), "no list of models"),
+        (fake.Reply(body=b""), "no list of models but empty body"),
+        (fake.refusal(404), "HTTP 404; check GLMOCR_BASE_URL"),
+    ],
+)
+def test_an_address_without_an_ocr_server_is_named_in_a_sentence(server, reply, words):
+    server.not_models = reply
+    found = check(server)
+    assert (found.ok, found.misconfigured) == (False, True)
+    assert re.search(words, found.message)
+    assert "path" not in found.message
+
+
+@pytest.mark.parametrize("path", ["/api", "/v1/chat/completions"])
+def test_a_path_in_the_address_is_named(server, path):
+    found = check(server, base_url=server.url + path)
+    assert found.misconfigured
+    assert f"check GLMOCR_BASE_URL: it has the path {path}, to which /v1" in found.message
 
 
 def test_an_unreachable_server_fails_its_probe(server):
