@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -22,10 +23,9 @@ from workers.run_loop import work_on_next
 from workers.store_watch import document_store
 from workers.task_outcome import TASK_OPTIONS, end_task
 
-# Pages in one transaction. It bounds the memory used and the work that a crash can cost.
-_WINDOW = 64
-# Pages that take long are stored before a window is full, so that their document shows progress.
-_WINDOW_SECONDS = 5.0
+# Pages in one transaction, and the longest that a page waits for others. They bound the memory used
+# and the work that a crash can cost.
+_WINDOW, _WINDOW_SECONDS = 64, 3.0
 
 
 @app.task(name=TASK_NAMES[Stage.PREPARE], **TASK_OPTIONS)
@@ -62,35 +62,54 @@ async def _plan_pages(
     the transaction that moves the run on: most documents are shorter than a window, and a
     transaction costs as much as some pages.
     """
-    run, remains, last = guard.run, False, list[PlannedRow]()
+    run, remains = guard.run, False
     # Closed at once when the work stops: the render child must not read ahead in this document
     # when the next one opens.
     async with (
         aclosing(document.pdf.plan(OcrMode(run.ocr), missing)) as planned,
         aclosing(_windows(planned)) as windows,
     ):
-        async for window in windows:
-            guard.check_drain()
+        async for window, is_last in windows:
             if any(page.error for page in window):
                 require_resources(None)
                 await asyncio.to_thread(document_store().require_reachable)
-            if last:
-                await guard.call(partial(run_pages.store_plan, run, last))
-            last = [_row(page) for page in window]
-            remains |= any(row.state is PageState.PENDING for row in last)
-    return remains, last
+            rows = [_row(page) for page in window]
+            remains |= any(row.state is PageState.PENDING for row in rows)
+            if is_last:
+                return remains, rows
+            await guard.call(partial(run_pages.store_plan, run, rows))
+            guard.check_drain()
+    return remains, []
 
 
-async def _windows(planned: AsyncIterator[PlannedPage]) -> AsyncGenerator[Sequence[PlannedPage]]:
+async def _windows(
+    planned: AsyncIterator[PlannedPage],
+) -> AsyncGenerator[tuple[Sequence[PlannedPage], bool]]:
+    """Yield the pages in windows, and whether a window is the last one.
+
+    A window does not wait for a slow page: it ends _WINDOW_SECONDS after its first page.
+    """
     window: list[PlannedPage] = []
-    begun = time.monotonic()
-    async for page in planned:
-        window.append(page)
-        if len(window) == _WINDOW or time.monotonic() - begun >= _WINDOW_SECONDS:
-            yield window
-            window, begun = [], time.monotonic()
-    if window:
-        yield window
+    due = math.inf
+    arriving = asyncio.ensure_future(anext(planned, None))
+    try:
+        while True:
+            wait = None if due == math.inf else max(0.0, due - time.monotonic())
+            done, _ = await asyncio.wait({arriving}, timeout=wait)
+            if done:
+                page = arriving.result()
+                if page is None:
+                    yield window, True
+                    return
+                window.append(page)
+                due = min(due, time.monotonic() + _WINDOW_SECONDS)
+                arriving = asyncio.ensure_future(anext(planned, None))
+            if len(window) == _WINDOW or not done:
+                yield window, False
+                window, due = [], math.inf
+    finally:
+        arriving.cancel()
+        await asyncio.gather(arriving, return_exceptions=True)
 
 
 def _row(page: PlannedPage) -> PlannedRow:

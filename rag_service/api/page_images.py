@@ -20,7 +20,7 @@ from rag_service.pdf.session import PdfSession
 
 # A viewer shows page after page, so the document stays open for this long after the last one.
 _IDLE_SECONDS = 60.0
-_CHILDREN = 3
+MOST_CHILDREN = 3
 # A viewer does not wait as long as a worker (pdf.page_time_limit): opening and drawing together.
 _DRAW_SECONDS = 20.0
 _WAIT_SECONDS = 10.0
@@ -31,7 +31,7 @@ class PageImageRenderer:
     """Renders pages. Children start when they are needed and end when they are idle."""
 
     def __init__(self, settings: Settings) -> None:
-        self._children = [_Child(settings) for _ in range(_CHILDREN)]
+        self._children = [_Child(settings) for _ in range(MOST_CHILDREN)]
         self._slow = SlowPages()
         self._draw_seconds = min(_DRAW_SECONDS, settings.pdf.page_time_limit)
         self._freed = asyncio.Event()

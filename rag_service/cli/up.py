@@ -109,6 +109,19 @@ def _summary(plan: StartPlan, *, own_ocr: bool) -> str:
         ),
         ("Data", str(settings.data_dir)),
         ("Logs", str(plan.logs)),
+        ("Render children", _render_memory(settings)),
     ]
     listed = "\n".join(f"  {name:<16} {value}" for name, value in lines)
     return f"\nThe service is up:\n{listed}\nSend files: rag-service ingest FILE…   Stop: Ctrl-C\n"
+
+
+def _render_memory(settings: Settings) -> str:
+    """Say how much memory the processes that read documents may take together."""
+    from rag_service.api.page_images import MOST_CHILDREN
+    from rag_service.runtime.memory import machine_mib
+
+    forks = settings.prepare.worker_concurrency + settings.ocr.worker_concurrency
+    number = forks + MOST_CHILDREN
+    each, machine = settings.pdf.child_max_mib, machine_mib()
+    has = f"; this machine has {machine:,} MiB" if machine else ""
+    return f"{number} of at most {each:,} MiB each, together {number * each:,} MiB{has}"

@@ -173,7 +173,10 @@ class PdfOptions(Section):
         "Keep the invisible text over a scan instead of reading the picture."
     )
     child_max_documents: Count = expert("Documents after which a render child is replaced.")
-    child_max_mib: Mebibytes = expert("MiB of memory at which a render child is replaced.")
+    child_max_mib: Mebibytes = expert(
+        "Most MiB of memory of a render child: one for each fork, up to three in the API. A page "
+        "that needs more fails. At half of it the child is replaced."
+    )
     downsample_oversized: bool = common(
         "Shrink the pictures of a scan that is too large for a RunPod job.",
         env="GLMOCR_DOWNSAMPLE_OVERSIZED",

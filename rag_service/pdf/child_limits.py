@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """`max_mib`: memory at which the parent replaces the child; the others as in PdfOptions."""
+    """`max_mib`: the most resident memory; the others as in PdfOptions."""
 
     max_pixels: int
     jpeg_quality: int

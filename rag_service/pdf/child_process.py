@@ -49,7 +49,8 @@ class RenderChild:
         self._transport: asyncio.BaseTransport | None = None
         self._pending: asyncio.Task[Frame] | None = None
         self.documents = 0
-        self.mib = 0.0
+        # Resident memory after the last answer, and after the file was opened.
+        self.mib = self.opened_mib = 0.0
 
     @classmethod
     async def start(cls, limits: ChildLimits) -> RenderChild:

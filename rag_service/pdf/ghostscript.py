@@ -38,6 +38,10 @@ VERSION_LIMIT = 20.0
 KEPT_OUTPUT = 1 << 16
 # The largest file that it may write: bytes, plus a multiple of the original's size.
 BASE_FILE_BYTES, FILE_SIZE_FACTOR = 64 << 20, 2
+MIB = 1 << 20
+# Address space of the program with its libraries and fonts.
+OWN_MEMORY_BYTES = 512 * MIB
+VERSION_BOUNDS = (BASE_FILE_BYTES, OWN_MEMORY_BYTES)
 
 
 def find() -> str | None:
@@ -45,9 +49,10 @@ def find() -> str | None:
     return shutil.which(PROGRAM)
 
 
-async def rewrite(source: Path, dpi: int, target: Path, time_limit: float) -> None:
+async def rewrite(source: Path, dpi: int, target: Path, time_limit: float, max_mib: int) -> None:
     """Write a copy of a PDF with pictures of at most about `dpi`, 150 or 100.
 
+    `time_limit` is in seconds; `max_mib` bounds the memory beside the program's own code and data.
     Raises ShrinkFailed. A copy without an error may still be wrong: compare it with the original.
     """
     program = find()
@@ -55,8 +60,9 @@ async def rewrite(source: Path, dpi: int, target: Path, time_limit: float) -> No
         raise ShrinkFailed("Ghostscript (gs) is not installed")
     await _log_version(program)
     file_bytes = source.stat().st_size * FILE_SIZE_FACTOR + BASE_FILE_BYTES
+    bounds = (file_bytes, max_mib * MIB + OWN_MEMORY_BYTES)
     command = [program, *_options(dpi), f"-sOutputFile={target}", str(source)]
-    status, output = await _run(command, target.parent, file_bytes, time_limit)
+    status, output = await _run(command, target.parent, bounds, time_limit)
     for marker in MARKERS:
         if marker in output.lower():
             raise ShrinkFailed(f"Ghostscript could not read the file ({marker})")
@@ -88,19 +94,20 @@ async def _log_version(program: str) -> None:
         return
     _logged_programs.add(program)
     # Some versions damage files, so the log must name the version that was used.
-    _, output = await _run([program, "--version"], Path("/"), BASE_FILE_BYTES, VERSION_LIMIT)
+    _, output = await _run([program, "--version"], Path("/"), VERSION_BOUNDS, VERSION_LIMIT)
     log.info("Ghostscript %s is at %s.", output.strip()[:80] or "of unknown version", program)
 
 
 async def _run(
-    command: list[str], folder: Path, file_bytes: int, time_limit: float
+    command: list[str], folder: Path, bounds: tuple[int, int], time_limit: float
 ) -> tuple[int, str]:
     """Return the status and the output of both streams. Raises ShrinkFailed on time-out.
 
+    `bounds`: the most bytes of a written file, and of address space.
     The whole process group is killed before it returns.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", bounded_child.__file__, str(os.getpid()), str(file_bytes),
+        sys.executable, "-I", "-S", bounded_child.__file__, str(os.getpid()), *map(str, bounds),
         *command,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT, cwd=folder, env=_environment(folder),

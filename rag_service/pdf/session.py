@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,7 @@ from rag_service.pdf.child_limits import ChildLimits
 from rag_service.pdf.child_process import ChildDied, ChildTimeout, RenderChild
 from rag_service.pdf.page_times import PageTimes
 from rag_service.pdf.pipe_frames import Frame
+from rag_service.pdf.planned_queue import BATCH, PlannedQueue
 from rag_service.pdf.result_frames import (
     crops_in,
     drawn_page,
@@ -43,17 +43,9 @@ if TYPE_CHECKING:
     from rag_service.config.options import PdfOptions
     from rag_service.layout.page_layout import Bbox
 
-# Pages planned per request, and requests planned before the caller takes the first result.
-BATCH = 32
-BATCHES_AHEAD = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _PartOfBatch:
-    """Planned pages in order; `ends_batch`: the batch has no further ones."""
-
-    pages: list[PlannedPage]
-    ends_batch: bool
+# A child is replaced between two requests at this share of pdf.child_max_mib, or at this multiple
+# of its memory after it opened the file.
+_REPLACED_SHARE, _GROWTH = 0.5, 1.5
 
 
 # The frames of an answer that comes in several, and its last frame or what cut it off.
@@ -117,17 +109,14 @@ class PdfSession:
         their limit, the others are not tried and carry that error too. Raises CorruptPdf only if
         a replaced child cannot open the file again.
         """
-        # In batches, so that the caller is not woken for each page.
-        planned: asyncio.Queue[_PartOfBatch | None] = asyncio.Queue()
-        free_batches = asyncio.Semaphore(BATCHES_AHEAD)
-        producer = asyncio.create_task(self._plan_all(ocr, pages, planned, free_batches))
-        producer.add_done_callback(lambda _: planned.put_nowait(None))
+        planned = PlannedQueue()
+        producer = asyncio.create_task(self._plan_all(ocr, pages, planned))
+        producer.add_done_callback(lambda _: planned.end())
         try:
-            while (part := await planned.get()) is not None:
-                for page in part.pages:
+            while (batch := await planned.take()) is not None:
+                for page in batch:
                     yield page
-                if part.ends_batch:
-                    free_batches.release()
+                planned.release(len(batch))
             await producer
         finally:
             producer.cancel()
@@ -231,6 +220,11 @@ class PdfSession:
             raise ShrinkFailed(f"Comparing page {len(compared) + 1} {_reason(last)}.") from last
         raise_error(last.head)
 
+    @property
+    def max_mib(self) -> int:
+        """The most memory that one document may take."""
+        return self._limits.child_max_mib
+
     async def close(self) -> None:
         """Kill the child; calls that still wait are cancelled. `open` may follow."""
         self.kill()
@@ -261,42 +255,33 @@ class PdfSession:
         raise_error(frame.head, number)
         return frame
 
-    async def _plan_all(
-        self,
-        ocr: OcrMode,
-        pages: Sequence[int],
-        planned: asyncio.Queue[_PartOfBatch | None],
-        free_batches: asyncio.Semaphore,
-    ) -> None:
+    async def _plan_all(self, ocr: OcrMode, pages: Sequence[int], planned: PlannedQueue) -> None:
         source = self._source
         for batch in _batches(pages):
-            await free_batches.acquire()
+            await planned.wait_for_place()
             async with self._turn:
                 # Another document has been opened since; the caller no longer waits.
                 if self._source is not source:
                     return
-                await self._plan_batch(ocr, batch, planned.put_nowait)
+                await self._plan_batch(ocr, batch, planned)
 
-    async def _plan_batch(
-        self, ocr: OcrMode, batch: Sequence[int], pass_on: Callable[[_PartOfBatch], None]
-    ) -> None:
-        """Plan a batch. Answers come in order: the first missing page is what ended the child.
+    async def _plan_batch(self, ocr: OcrMode, batch: Sequence[int], planned: PlannedQueue) -> None:
+        """Plan a batch. Answers come in order: the first missing page is what ended the child."""
+        done = 0
 
-        What is planned before and at a slow page is passed on at once.
-        """
-        rest, pages = list(batch), list[PlannedPage]()
-        while rest and not self._times.text_alone.given_up:
-            pixels, pages = not self._times.with_pixels.given_up, []
+        def accept(page: PlannedPage) -> None:
+            nonlocal done
+            done += 1
+            planned.put(page)
+
+        while done < len(batch) and not self._times.text_alone.given_up:
+            pixels = not self._times.with_pixels.given_up
             try:
-                await self._stream(ocr, rest, pages.append, pixels=pixels)
+                await self._stream(ocr, batch[done:], accept, pixels=pixels)
             except (ChildTimeout, ChildDied) as error:
-                pages.append(await self._plan_again(ocr, rest[len(pages)], error, pixels=pixels))
-            rest = rest[len(pages) :]
-            if rest:
-                pass_on(_PartOfBatch(pages, ends_batch=False))
-                pages = []
-        pages += [self._untried(number) for number in rest]
-        pass_on(_PartOfBatch(pages, ends_batch=True))
+                accept(await self._plan_again(ocr, batch[done], error, pixels=pixels))
+        for number in batch[done:]:
+            accept(self._untried(number))
 
     async def _plan_again(
         self, ocr: OcrMode, number: int, first: ChildTimeout | ChildDied, *, pixels: bool
@@ -394,9 +379,7 @@ class PdfSession:
 
     async def _ready(self) -> RenderChild:
         """Return a living child that has the document open."""
-        if self._child is not None and (
-            not self._child.alive or self._child.mib > self._limits.child_max_mib
-        ):
+        if self._child is not None and (not self._child.alive or self._is_large(self._child)):
             self._discard()
         if self._child is None and self._source is not None:
             await self._open(self._source)
@@ -416,6 +399,7 @@ class PdfSession:
         child = await self._started()
         frame = await self._exchange(child, source, limit)
         child.documents += 1
+        child.opened_mib = child.mib
         raise_error(frame.head)
         return frame.head
 
@@ -440,9 +424,17 @@ class PdfSession:
         if child is not None and (
             not child.alive
             or child.documents >= self._limits.child_max_documents
-            or child.mib > self._limits.child_max_mib
+            or self._is_large(child)
         ):
             self._discard()
+
+    def _is_large(self, child: RenderChild) -> bool:
+        """Return True if the next page might find too little of pdf.child_max_mib left.
+
+        A child that was nearly as large with the file just opened gains nothing by a new start.
+        """
+        most = self._limits.child_max_mib
+        return child.mib > max(_REPLACED_SHARE * most, _GROWTH * child.opened_mib)
 
     def reap(self) -> None:
         """Reap the child if it has ended while it was idle. Safe in a handler of SIGCHLD."""

@@ -64,7 +64,8 @@ async def shrink(
     `time_limit` is in seconds and applies to each shrinker. A copy is not used unless it was
     compared with the original page by page and is smaller.
     """
-    fault = await _fault(ghostscript.rewrite(source, dpi, target, time_limit), pdf, source, target)
+    by_ghostscript = ghostscript.rewrite(source, dpi, target, time_limit, pdf.max_mib)
+    fault = await _fault(by_ghostscript, pdf, source, target)
     if fault is None:
         return _smaller(source, target, Shrinker.GHOSTSCRIPT)
     log.warning("%s; PyMuPDF shrinks instead.", fault)

@@ -1,7 +1,8 @@
 """Limits of a child process: it dies with its parent and stays within bounds.
 
 Standard library alone, since ghostscript.py runs this file as a script:
-`python -I -S bounded_child.py PARENT_PID FILE_BYTES PROGRAM ARG…`.
+`python -I -S bounded_child.py PARENT_PID FILE_BYTES MEMORY_BYTES PROGRAM ARG…`. The memory is
+address space; an allocation beyond it fails.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 NICE = 10
-# Far more than a page needs; a hostile picture gets an error instead of the machine's memory.
-ADDRESS_SPACE = 4 << 30
 
 # Loaded at import: after a fork in a process with threads, loading may wait for a lock forever.
 _prctl = None
@@ -26,18 +25,18 @@ if sys.platform == "linux":
 
 def main() -> None:
     """Set the limits, then replace this process by the program."""
-    parent, file_bytes, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    parent, file_bytes, memory_bytes = map(int, sys.argv[1:4])
     die_with(parent)
     os.nice(NICE)
     for limit, value in (
-        (resource.RLIMIT_AS, ADDRESS_SPACE),
+        (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_CORE, 0),
     ):
         lower_limit(limit, value)
     # Python ignores SIGXFSZ, and the program would inherit that.
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    os.execv(program, sys.argv[3:])
+    os.execv(sys.argv[4], sys.argv[4:])
 
 
 def die_with(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> None:

@@ -26,9 +26,18 @@ def available_mib() -> int | None:
 
     This is Linux's MemAvailable, which is the whole machine's also inside a container.
     """
+    return _meminfo_mib("MemAvailable")
+
+
+def machine_mib() -> int | None:
+    """Return the MiB of memory of the whole machine, or None if the system has no figure."""
+    return _meminfo_mib("MemTotal")
+
+
+def _meminfo_mib(name: str) -> int | None:
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:
         return None
-    found = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    found = next((line for line in lines if line.startswith(f"{name}:")), None)
     return int(found.split()[1]) // 1024 if found else None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from rag_service.errors import CorruptPdf, PageTooLarge, PageUnrenderable
+from rag_service.errors import CorruptPdf, PageTooLarge, PageUnrenderable, RagServiceError
 from rag_service.pdf.child import ink
+from rag_service.pdf.child.memory_shortage import is_shortage, too_large
 from rag_service.pdf.child.raster import Raster
 from rag_service.pdf.child.render import MAX_SIDE, MIN_DPI, POINTS_PER_INCH, Resolution, as_raster
 from rag_service.pdf.child_limits import ChildLimits
@@ -41,6 +44,8 @@ class ImageSource:
         self.media_type = media_type
         self._path = path
         self._limits = limits
+        # A TIFF file stays open between pages: its pages are a linked list.
+        self._kept: Image.Image | None = None
         # _load limits memory, in bytes instead of pixels.
         Image.MAX_IMAGE_PIXELS = None
         try:
@@ -67,22 +72,52 @@ class ImageSource:
     def draw(self, number: int, dpi: float) -> Raster:
         """Draw a picture at its own size, or smaller as `dpi` and max_pixels demand."""
         try:
-            with self._open() as file:
+            with self._page(number) as file:
                 image = _flatten(self._load(file, number))
                 resolution, scale = choose_scale(
                     image.size, _paper_dpi(file), dpi, self._limits.max_pixels
                 )
         except _BAD_PICTURE as error:
-            raise _undecodable(number, error) from error
+            raise self._page_error(number, error) from error
         if resolution.capped and resolution.dpi < MIN_DPI:
             raise PageTooLarge(page=number)
         width, height = (max(1, round(side * scale)) for side in image.size)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
+        elif image is self._kept:
+            image = image.copy()
         return as_raster(image, number, resolution)
 
     def close(self) -> None:
-        """Do nothing: no file stays open between pages."""
+        """Close the file if it was kept open."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    @contextmanager
+    def _page(self, number: int) -> Iterator[Image.Image]:
+        """Open the file at page `number`, not yet decoded."""
+        if self.media_type != "image/tiff":
+            with self._open() as image:
+                image.seek(number - 1)
+                yield image
+            return
+        try:
+            self._kept = self._kept or self._open()
+            if self._kept.tell() != number - 1:
+                # Pillow keeps what the last page says of itself if the next one says nothing.
+                self._kept.info.clear()
+                self._kept.seek(number - 1)
+            yield self._kept
+        except BaseException:
+            # After an error its state is uncertain.
+            self.close()
+            raise
+
+    def _page_error(self, number: int, error: BaseException) -> RagServiceError:
+        if is_shortage(error):
+            return too_large(number, self._limits.max_mib)
+        return PageUnrenderable(f"Picture {number} cannot be decoded ({error}).", page=number)
 
     def _open(self) -> Image.Image:
         return Image.open(self._path, formats=FORMATS[self.media_type])
@@ -90,13 +125,12 @@ class ImageSource:
     def _measure(self, number: int, *, pixels: bool) -> tuple[float, float, bool]:
         """Return the size in points as shown, and whether nothing is drawn."""
         try:
-            with self._open() as file:
-                file.seek(number - 1)
+            with self._page(number) as file:
                 to_points = POINTS_PER_INCH / (_paper_dpi(file) or POINTS_PER_INCH)
                 width, height = (side * to_points for side in _upright_size(file))
                 blank = pixels and self._is_blank(file, number)
         except _BAD_PICTURE as error:
-            raise _undecodable(number, error) from error
+            raise self._page_error(number, error) from error
         return width, height, blank
 
     def _is_blank(self, file: Image.Image, number: int) -> bool:
@@ -108,7 +142,6 @@ class ImageSource:
 
     def _load(self, file: Image.Image, number: int) -> Image.Image:
         """Decode page `number`, upright. Raises PageTooLarge if it would not fit into memory."""
-        file.seek(number - 1)
         width, height = file.size
         needed = width * height * len(file.getbands()) / (1 << 20)
         if needed > self._limits.max_mib:
@@ -117,7 +150,11 @@ class ImageSource:
                 f"pdf.child_max_mib is {self._limits.max_mib}.",
                 page=number,
             )
-        return ImageOps.exif_transpose(file)
+        if file.getexif().get(_EXIF_ORIENTATION, 1) != 1:
+            return ImageOps.exif_transpose(file)
+        # Not copied: a picture may take most of the memory.
+        file.load()
+        return file
 
 
 def choose_scale(
@@ -148,6 +185,8 @@ def _flatten(image: Image.Image) -> Image.Image:
     """Convert to RGB or grey; transparent areas become white."""
     if image.mode in _SIXTEEN_BITS:
         return image.convert("I").point(lambda level: level / 256).convert("L")
+    if image.mode in ("L", "RGB") and "transparency" not in image.info:
+        return image
     if image.mode in ("1", "L"):
         return image.convert("L")
     if "A" in image.getbands() or "transparency" in image.info:
@@ -156,7 +195,3 @@ def _flatten(image: Image.Image) -> Image.Image:
         paper.paste(layer, mask=layer.getchannel("A"))
         return paper
     return image.convert("RGB")
-
-
-def _undecodable(number: int, error: BaseException) -> PageUnrenderable:
-    return PageUnrenderable(f"Picture {number} cannot be decoded ({error}).", page=number)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from rag_service.errors import PageUnrenderable, UnsupportedType
+from rag_service.errors import PageUnrenderable, RagServiceError, UnsupportedType
 from rag_service.pdf.child import preflight
 from rag_service.pdf.child.image_files import ImageSource
+from rag_service.pdf.child.memory_shortage import is_shortage, too_large
 from rag_service.pdf.child.page_plan import PagePlanner
 from rag_service.pdf.child.raster import Raster
 from rag_service.pdf.child.render import draw_page
@@ -47,16 +48,21 @@ class PdfSource:
         try:
             return planner.plan(self._page(number), number)
         except preflight.MUPDF_ERRORS as error:
-            raise _unrenderable(number, error) from error
+            raise self._page_error(number, error) from error
 
     def draw(self, number: int, dpi: float) -> Raster:
         try:
             return draw_page(self._page(number), number, dpi, max_pixels=self._limits.max_pixels)
         except preflight.MUPDF_ERRORS as error:
-            raise _unrenderable(number, error) from error
+            raise self._page_error(number, error) from error
 
     def close(self) -> None:
         self._document.close()
+
+    def _page_error(self, number: int, error: BaseException) -> RagServiceError:
+        if is_shortage(error):
+            return too_large(number, self._limits.max_mib)
+        return _unrenderable(number, error)
 
     def _page(self, number: int) -> Any:
         # PyMuPDF counts a number below 0 from the end.

@@ -14,6 +14,7 @@ from rag_service.errors import (
     UnsupportedType,
     WrongPassword,
 )
+from rag_service.pdf.child.memory_shortage import is_shortage
 from rag_service.pdf.child.mupdf import mupdf, pymupdf
 from rag_service.pdf.media_type import IMAGES, media_type_of
 
@@ -85,5 +86,7 @@ def _head(path: Path) -> bytes:
 
 def _reason(error: BaseException) -> str:
     """Return MuPDF's message without the file's path, which users must not see."""
-    message = _NAMED_FILE.sub("", str(error).splitlines()[0])[:200].strip()
+    if is_shortage(error):
+        return "Opening the file needs more memory than pdf.child_max_mib."
+    message = _NAMED_FILE.sub("", (str(error).splitlines() or [""])[0])[:200].strip()
     return f"{CorruptPdf().message} ({message})" if message else CorruptPdf().message

@@ -14,6 +14,7 @@ from rag_service.errors import PageUnrenderable, RagServiceError
 from rag_service.pdf import pipe_frames
 from rag_service.pdf.child import crops, preflight, recompress, slices
 from rag_service.pdf.child.crops import CropSize, Cutter
+from rag_service.pdf.child.memory_shortage import is_shortage, too_large
 from rag_service.pdf.child.opened_file import OpenedFile, open_file
 from rag_service.pdf.child.raster import Raster, RasterCache
 from rag_service.pdf.child_limits import ChildLimits
@@ -76,23 +77,23 @@ class RequestHandler:
             except RagServiceError as error:
                 self._answer(error_head(error))
             except Exception as error:
-                self._answer(error_head(_unexpected(number, error)))
+                self._answer(error_head(self._unexpected(number, error)))
             else:
                 self._answer(planned_head(page))
 
     def _do_render(self, head: dict[str, Any]) -> None:
-        with _page_errors(head["page"]):
+        with self._page_errors(head["page"]):
             page = crops.whole_page(self._raster(head), self._limits.jpeg_quality)
         self._answer(drawn_head(page), page.jpeg)
 
     def _do_layout_picture(self, head: dict[str, Any]) -> None:
-        with _page_errors(head["page"]):
+        with self._page_errors(head["page"]):
             picture = crops.for_layout(self._kept_raster(head), self._limits.jpeg_quality)
         self._answer(drawn_head(picture), picture.jpeg)
 
     def _do_crops(self, head: dict[str, Any]) -> None:
         cut = self._cutter.for_ocr if head["fit"] else self._cutter.unscaled
-        with _page_errors(head["page"]):
+        with self._page_errors(head["page"]):
             frame = crops_frame(cut(self._kept_raster(head), head["boxes"]))
         self._answer(frame.head, frame.body)
 
@@ -131,6 +132,25 @@ class RequestHandler:
         number, dpi = head["page"], head["dpi"]
         return self._rasters.get(number, dpi) or self._opened().draw(number, dpi)
 
+    @contextmanager
+    def _page_errors(self, number: int) -> Iterator[None]:
+        """Turn unexpected errors into the page's own error."""
+        try:
+            yield
+        except RagServiceError:
+            raise
+        except Exception as error:
+            raise self._unexpected(number, error) from error
+
+    def _unexpected(self, number: int, error: Exception) -> RagServiceError:
+        """Print a bug's traceback to stderr and return an error that fails only this page."""
+        if is_shortage(error):
+            return too_large(number, self._limits.max_mib)
+        traceback.print_exception(error, file=sys.stderr)
+        return PageUnrenderable(
+            f"Page {number} cannot be read ({type(error).__name__}).", page=number
+        )
+
     def _opened(self) -> OpenedFile:
         if self._source is None:
             raise PageUnrenderable("No document is open.")
@@ -154,20 +174,3 @@ def _repair_warnings(source: OpenedFile) -> tuple[PdfWarning, ...]:
     if not source.repaired:
         return ()
     return (PdfWarning("repaired_pdf", "The file is damaged and was repaired while opening."),)
-
-
-@contextmanager
-def _page_errors(number: int) -> Iterator[None]:
-    """Turn unexpected errors into the page's PageUnrenderable."""
-    try:
-        yield
-    except RagServiceError:
-        raise
-    except Exception as error:
-        raise _unexpected(number, error) from error
-
-
-def _unexpected(number: int, error: Exception) -> PageUnrenderable:
-    """Print a bug's traceback to stderr and return an error that fails only this page."""
-    traceback.print_exception(error, file=sys.stderr)
-    return PageUnrenderable(f"Page {number} cannot be read ({type(error).__name__}).", page=number)

@@ -17,8 +17,9 @@ import pytest
 from rag_service.config.loader import load_settings
 from rag_service.config.options import PdfOptions
 from rag_service.errors import CorruptPdf, PageTimeout, PageUnrenderable, ProcessInTrouble
+from rag_service.pdf.planned_queue import BATCH
 from rag_service.pdf.results import PlannedPage
-from rag_service.pdf.session import BATCH, PdfSession
+from rag_service.pdf.session import PdfSession
 from rag_service.states import OcrMode, PagePlan
 from tests.fakes import pdf_samples as samples
 

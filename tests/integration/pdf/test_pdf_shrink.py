@@ -188,7 +188,7 @@ def test_ghostscript_dies_with_its_parent(tmp_path: Path, scan: Path) -> None:
     work = (
         "import asyncio, pathlib, sys; from rag_service.pdf import ghostscript;"
         "asyncio.run(ghostscript.rewrite(*map(pathlib.Path, sys.argv[1:2]), 150,"
-        " pathlib.Path(sys.argv[2]), 600))"
+        " pathlib.Path(sys.argv[2]), 600, 1024))"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", work, str(scan), str(tmp_path / "out.pdf")],
