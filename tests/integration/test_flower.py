@@ -55,20 +55,28 @@ def service(stack, tmp_path_factory):
     with open_service(stack, tmp_path_factory.mktemp("flower")) as service:
         service.programs.start_maintenance()
         service.workers = {
-            stage: service.programs.start_worker(stage, 2) for stage in ("prepare", "ocr")
+            stage: service.programs.start_worker(stage, 3) for stage in ("prepare", "ocr")
         }
         service.programs.wait_ready(*service.workers.values())
         yield service
 
 
+def held_scan(service, **options):
+    """Return a scan whose page is held at the OCR server, and the page's gate."""
+    gates = []
+    set_up = lambda scan: gates.append(service.ocr.hold(scan.mark()))  # noqa: E731
+    one = Scan(service, 1, set_up=set_up, **options)
+    gates[0].arrived.wait()
+    return one, gates[0]
+
+
 def test_flower_shows_what_became_of_each_document(service):
     """Flower starts while a page is read: it hears only of the end of that task."""
-    gates = []
-    late = Scan(service, 1, set_up=lambda s: gates.append(service.ocr.hold(s.mark())))
-    gates[0].arrived.wait()
+    late, late_page = held_scan(service)
     flower = Flower(service)
+    again, again_page = held_scan(service, priority="interactive")
     # The broker's visibility timeout has passed: the task's message was delivered again.
-    task, worker = service.run(late.id).lease_task, service.workers["ocr"]
+    task, worker = service.run(again.id).lease_task, service.workers["ocr"]
     second = lambda: f"[{task}] ignored" in worker.text  # noqa: E731
     service.programs.wait_until(second, "a second delivery ends")
     shown = lambda: [one["state"] for one in flower.tasks() if one["uuid"] == task]  # noqa: E731
@@ -76,8 +84,9 @@ def test_flower_shows_what_became_of_each_document(service):
     assert shown() == ["STARTED"]
     broken = service.add(b"%PDF-1.7 no more", "broken.pdf")
     refused = Scan(service, 1, set_up=lambda s: service.ocr.always(s.mark(), fake.refusal(422)))
-    gates[0].open()
-    assert late.ended().status == "processed"
+    late_page.open()
+    again_page.open()
+    assert late.ended().status == again.ended().status == "processed"
     assert service.wait_for(broken).status == refused.ended().status == "failed"
 
     [end] = flower.ended(late.id)
