@@ -34,7 +34,7 @@ class SharedServerWatch:
     def __init__(self, guard: RunGuard) -> None:
         self._guard = guard
         self._noted_at = float("-inf")
-        self._unnoted = False
+        self._answers = 0
         self._reported_at = float("-inf")
         self._reported = 0.0
         # The last two fork counts, newest last: a count is steady once it was read twice.
@@ -45,16 +45,18 @@ class SharedServerWatch:
         record = await self._record()
         return record is None or record.state is ServerState.UP
 
-    async def last_answer(self) -> datetime | None:
-        """Return when any worker last had a page answered, by the database's clock."""
-        if self._unnoted:
-            await self._note()
+    async def last_answer(self) -> tuple[datetime | None, int]:
+        """Return when any worker last noted an answered page, and the number of this run's own.
+
+        A note is made when a page is answered, never later: one from before an outage would look
+        like a page that was read in it.
+        """
         record = await self._record()
-        return record.last_success_at if record else None
+        return record.last_success_at if record else None, self._answers
 
     async def answered(self) -> None:
         """Note an answered page; the first one of the run at once."""
-        self._unnoted = True
+        self._answers += 1
         if time.monotonic() - self._noted_at >= _ANSWERED_NOTE_SECONDS:
             await self._note()
 
@@ -97,7 +99,6 @@ class SharedServerWatch:
         return is_stable and total.in_flight >= _USED * (total.limit or math.inf)
 
     async def _note(self) -> None:
-        self._unnoted = False
         self._noted_at = time.monotonic()
         await self._guard.call(lambda: server_state.mark_answered(_url()))
 

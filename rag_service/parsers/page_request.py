@@ -196,6 +196,7 @@ class Silence:
             self._begun, self._last_answer = True, await self._watch.last_answer()
 
     async def lasts(self) -> bool:
+        """Return whether it still lasts."""
         return await self._watch.last_answer() == self._last_answer
 
 

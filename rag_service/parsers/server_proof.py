@@ -16,11 +16,19 @@ from rag_service.ocr.ocr_client import Rejected, ServerFailed
 from rag_service.parsers.answer_reader import Reading, reading_of
 from rag_service.parsers.block_markdown import PROMPTS
 from rag_service.parsers.contract import ServerWatch
-from rag_service.parsers.page_request import PageInProgress, PagePart, PageQuestion, PageRequester
+from rag_service.parsers.page_request import (
+    PageInProgress,
+    PagePart,
+    PageQuestion,
+    PageRequester,
+    Silence,
+)
 from rag_service.runtime.retry import TryAgain
 
 # A server that works answers a few words sooner, also if it is busy.
 _ANSWER_SECONDS = 120.0
+# Other processes note a page that was read within two seconds.
+_OTHERS_SECONDS, _LOOK_SECONDS = 5.0, 0.25
 _SHOWN_LETTERS = 120
 _QUESTION = PageQuestion(PROMPTS[Task.TEXT])
 
@@ -39,8 +47,8 @@ class ServerProof:
     async def is_page_at_fault(self, page: PageInProgress) -> bool:
         """Return True if the server reads the known page after this page has ended badly.
 
-        Return False if it does not, but has read other pages meanwhile. Raises OcrOutage if it has
-        read none, LeaseLost.
+        Return False if it does not, but reads other pages. Raises OcrOutage if it reads none,
+        LeaseLost.
         """
         ended = time.monotonic()
         async with self._lock:
@@ -48,9 +56,24 @@ class ServerProof:
         if fault is None:
             await self._watch.answered()
             return True
-        if await page.others_were_read():
+        if await page.others_were_read() and await self._reads_only_others(page):
             return False
         raise OcrOutage(fault)
+
+    async def _reads_only_others(self, page: PageInProgress) -> bool:
+        """Return whether the server reads another page within some seconds, but not the known one.
+
+        Pages that were read before may have been the last ones; if it reads the known page now,
+        its outage has just ended.
+        """
+        silence = Silence(self._watch)
+        await silence.begin()
+        deadline = time.monotonic() + _OTHERS_SECONDS
+        while time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not await silence.lasts():
+                return await self._fault(page, time.monotonic()) is not None
+        return False
 
     async def _fault(self, page: PageInProgress, ended: float) -> str | None:
         """Return what is wrong with the server, or None if it reads the known page."""

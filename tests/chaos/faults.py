@@ -24,6 +24,8 @@ from rag_service.jobs import wake_ups
 from tests.chaos import event_log
 from tests.chaos.chaos_service import OCR_WORKERS, ChaosDocument, ChaosService
 from tests.chaos.event_log import Claim, ClaimedRun
+from tests.fakes import ocr_server
+from tests.fakes.scans import Mark
 from tests.postgres_modes import read_only
 from tests.processes import Program, is_alive, kill
 
@@ -32,6 +34,7 @@ _SOON = 0.02
 _LIMIT_SECONDS = 180.0
 # Shorter than a lease.
 _OUTAGE_SECONDS = (1.0, 4.0)
+_DECLINED = "I'm sorry, but I can't assist with that image."
 # Native pages of a document that prepare stores in several transactions.
 _NATIVE = 180
 
@@ -242,6 +245,52 @@ def make_database_read_only(chaos: ChaosService) -> Fault:
     with read_only(get_engine().url.render_as_string(hide_password=False)):
         time.sleep(chaos.random.uniform(*_OUTAGE_SECONDS))
     return _fault_during("database read-only")
+
+
+def refuse_every_page(chaos: ChaosService) -> Fault:
+    """Let the OCR server answer every page with 400, as one that takes no pictures."""
+    return _break_ocr_server(chaos, "every page refused", ocr_server.refusal(400, "No pictures."))
+
+
+def fail_every_page(chaos: ChaosService) -> Fault:
+    """Let the OCR server answer every page with 500, as one without GPU memory."""
+    reply = ocr_server.refusal(500, "CUDA out of memory")
+    return _break_ocr_server(chaos, "every page fails", reply)
+
+
+def decline_every_page(chaos: ChaosService) -> Fault:
+    """Let the model answer every page with nothing, a loop or a refusal."""
+    replies = [ocr_server.EMPTY, ocr_server.LOOP, ocr_server.Reply(text=_DECLINED)]
+    return _break_ocr_server(chaos, "no page read", chaos.random.choice(replies))
+
+
+def _break_ocr_server(chaos: ChaosService, kind: str, reply: ocr_server.Reply) -> Fault:
+    """Give every page this reply until the outage is found, and a moment more."""
+    ocr, usual = chaos.ocr, (chaos.ocr.default, chaos.ocr.on_request)
+    asked: list[Mark] = []
+
+    def break_one(request: ocr_server.Request) -> None:
+        ocr.default = reply
+        if request.mark is not None:
+            asked.append(request.mark)
+
+    # Their requests are closed when another page of the run finds the outage.
+    at_server = event_log.pages_in_progress(event_log.unfinished())
+    ocr.on_request, ocr.default = break_one, reply
+    _add_some_documents(chaos)
+    _until(lambda: _is_out(chaos) or None, "the outage is found", chaos)
+    time.sleep(chaos.random.uniform(*_OUTAGE_SECONDS))
+    fault = _fault_during(kind)
+    at_server += event_log.pages_in_progress(fault.unfinished_runs)
+    ocr.default, ocr.on_request = usual
+    sent = [(chaos.document_with_mark(mark.document).id, mark.page) for mark in asked]
+    fault.in_progress = [*at_server, *sent]
+    fault.is_back, fault.was_alone = lambda: not _is_out(chaos), True
+    return fault
+
+
+def _is_out(chaos: ChaosService) -> bool:
+    return chaos.service.server_state() not in (None, "up")
 
 
 def _broker_pid(chaos: ChaosService) -> int:

@@ -32,6 +32,9 @@ PLAN: dict[Kind, int] = {
     faults.restart_broker: 4,
     faults.unmount_store: 4,
     faults.make_database_read_only: 4,
+    faults.refuse_every_page: 3,
+    faults.fail_every_page: 3,
+    faults.decline_every_page: 4,
 }
 STORM = 20
 # A wake-up message and a claim take this long on a busy small machine after the round.

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from rag_service.config.loader import get_settings
 from rag_service.errors import Draining, LeaseLost, OcrMisconfigured, OcrOutage, PageTimeout
 from rag_service.layout.page_layout import LayoutBox
+from rag_service.parsers import server_proof
 from rag_service.parsers.answer_reader import has_writing
 from rag_service.parsers.registry import make_parser
 from rag_service.pdf.results import PdfWarning
@@ -29,7 +30,8 @@ def running():
 
 
 @pytest.fixture
-def server(running):
+def server(running, monkeypatch):
+    monkeypatch.setattr(server_proof, "_OTHERS_SECONDS", 0.6)
     running.reset()
     # It reads the known page, so a bad end is the page's own.
     running.known = fake.OK
@@ -353,14 +355,27 @@ def test_a_refusal_of_one_page_is_kept_with_a_warning(reader):
     assert [warning.code for warning in result.warnings] == ["model_refusal"]
 
 
-def test_a_server_that_reads_others_but_not_the_known_page_is_not_out(reader):
+@pytest.mark.parametrize("tries", [0, 1])
+def test_a_server_that_reads_others_but_not_the_known_page_is_not_out(reader, tries):
     """The bad page gets its later try, and fails after that."""
     reader.server.known = fake.refusal(400)
     reader.server.always(reader.mark(1), fake.Reply(400, delay=0.3))
-    assert reader.read(4)[1].state is PageState.PENDING
-    again = Reader(reader.server)
-    reader.server.always(again.mark(1), fake.Reply(400, delay=0.3))
-    assert again.read(4, tries=1)[1].error.code == "ocr_rejected"
+    for number, delay in {2: 0.1, 3: 0.6, 4: 0.8}.items():
+        reader.server.always(reader.mark(number), fake.Reply(delay=delay))
+    page = reader.read(4, tries)[1]
+    assert page.state is (PageState.FAILED if tries else PageState.PENDING)
+    assert tries == 0 or page.error.code == "ocr_rejected"
+
+
+def test_pages_that_were_read_before_the_server_broke_do_not_count(reader):
+    """The last page to be read is answered before the known page is."""
+    reader.in_flight = 1
+    reader.server.script(reader.mark(2), fake.refusal(500))
+    reader.server.known = fake.refusal(500)
+    with pytest.raises(OcrOutage, match="every page fails"):
+        reader.read(2, tries=1)
+    assert reader.sink.state(1) is PageState.OCR
+    assert 2 not in reader.sink.stored
 
 
 def test_a_trial_goes_on_if_its_page_is_at_fault(reader):
@@ -416,7 +431,7 @@ ANY_REPLY = st.sampled_from(
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     script=st.lists(ANY_REPLY, max_size=8),
