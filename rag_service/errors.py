@@ -16,7 +16,7 @@ RagServiceError
 │   ├── Unauthorized, Forbidden, NotFound, MethodNotAllowed
 │   └── InvalidOptions, OptionsDiffer, AlreadyActive, BacklogFull
 ├── FlowSignal             a worker releases its run; the document is not charged; has no code
-│   └── LeaseLost, OcrOutage ── OcrMisconfigured, Draining, ProcessInTrouble
+│   └── LeaseLost, OcrOutage ── OcrMisconfigured, Draining, GaveWay, ProcessInTrouble
 ├── ConfigurationError     the start-up stops and names the key
 ├── ServiceUnreachable     a command cannot reach a service that it needs
 └── Unreadable             a command was given a file that it cannot read
@@ -301,6 +301,10 @@ class OcrMisconfigured(OcrOutage):
 
 class Draining(FlowSignal):
     default_message = "The worker is shutting down; the run goes back to the queue."
+
+
+class GaveWay(FlowSignal):
+    default_message = "The run had its turn; it gives its fork to runs that wait."
 
 
 class ProcessInTrouble(FlowSignal):

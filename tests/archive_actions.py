@@ -143,7 +143,7 @@ def _monitoring_cases() -> Iterator[Case]:
     yield "metrics", "totals", totals.read_totals
     yield "metrics", "servers", lambda: server_samples.latest(60, URL)
     yield "metrics", "changes of limits", limit_changes.last_changes
-    yield "status", "summary", summarise
+    yield "status", "summary", lambda: summarise(get_settings())
 
 
 def _intake_cases(known: Known) -> Iterator[Case]:

@@ -74,7 +74,7 @@ async def _open_with_retries(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
 async def _open(run: ClaimedRun, stack: ExitStack) -> OpenDocument:
     path = await _open_local(run.source_key, stack)
     try:
-        preflight = await _pdf_session().open(path, run.media_type)
+        preflight = await _pdf_session().open(path, run.media_type, spent=run.spent)
     except CorruptPdf as error:
         await asyncio.to_thread(document_store().require_reachable)
         if path.exists():

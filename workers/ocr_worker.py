@@ -68,8 +68,9 @@ async def _parse(guard: RunGuard, due: list[PendingPage]) -> None:
         layout=run.layout,
         pages=[PageTask(page.number, page.tries) for page in due],
     )
-    sink, watch = DatabasePageSink(guard, parser.version), SharedServerWatch(guard)
+    watch = SharedServerWatch(guard)
     async with opened(run) as document:
+        sink = DatabasePageSink(guard, document.pdf, parser.version)
         try:
             await parser.parse(job, document.pdf, sink, watch)
         finally:

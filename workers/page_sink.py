@@ -9,6 +9,7 @@ from typing import Any
 from rag_service.jobs import leases, run_pages
 from rag_service.jobs.run_pages import StoredPage
 from rag_service.parsers.contract import PageResult, Region
+from rag_service.pdf.session import PdfSession
 from rag_service.runtime.process_resources import require_resources
 from workers.run_guard import RunGuard
 from workers.store_watch import document_store
@@ -17,8 +18,9 @@ from workers.store_watch import document_store
 class DatabasePageSink:
     """A PageSink that writes to the database while the run's lease is valid."""
 
-    def __init__(self, guard: RunGuard, parser_version: str) -> None:
+    def __init__(self, guard: RunGuard, pdf: PdfSession, parser_version: str) -> None:
         self._guard = guard
+        self._pdf = pdf
         self._version = parser_version
 
     async def begin_page(self, number: int) -> None:
@@ -41,8 +43,8 @@ class DatabasePageSink:
         if result.error is not None or result.retry_in is not None:
             require_resources(result.error)
             await asyncio.to_thread(document_store().require_reachable)
-        run, page = self._guard.run, self._stored(result)
-        await self._guard.call(lambda: run_pages.store(run, page))
+        run, page, spent = self._guard.run, self._stored(result), self._pdf.spent
+        await self._guard.call(lambda: run_pages.store(run, page, spent))
 
     def _stored(self, result: PageResult) -> StoredPage:
         return StoredPage(

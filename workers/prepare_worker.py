@@ -77,7 +77,7 @@ async def _plan_pages(
             remains |= any(row.state is PageState.PENDING for row in rows)
             if is_last:
                 return remains, rows
-            await guard.call(partial(run_pages.store_plan, run, rows))
+            await guard.call(partial(run_pages.store_plan, run, rows, document.pdf.spent))
             guard.check_drain()
     return remains, []
 

@@ -20,6 +20,7 @@ from rag_service.database.engine import (
 from rag_service.errors import (
     DocumentTimeout,
     Draining,
+    GaveWay,
     LeaseLost,
     ProcessInTrouble,
     RagServiceError,
@@ -27,7 +28,8 @@ from rag_service.errors import (
 from rag_service.jobs import leases
 from rag_service.jobs.leases import ClaimedRun
 from rag_service.runtime.process_resources import require_resources
-from rag_service.states import RunState
+from rag_service.states import RunState, Stage
+from workers.turn import Turn
 from workers.worker_state import is_draining
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,9 @@ _DATABASE_RETRY_SECONDS = 1.0
 class RunGuard:
     """Guards one claimed run. Enter it in the fork's main thread, inside the event loop."""
 
-    def __init__(self, run: ClaimedRun, settings: Settings) -> None:
+    def __init__(self, run: ClaimedRun, settings: Settings, stage: Stage) -> None:
         self.run = run
+        self._turn = Turn(run, stage, settings)
         self.page_count = run.page_count
         self._settings = settings
         self._claimed_at = self._renewed_at = time.monotonic()
@@ -77,10 +80,15 @@ class RunGuard:
             raise LeaseLost("The lease could not be renewed in time.")
 
     def check_drain(self) -> None:
-        """Call before new work: raise Draining if the worker is shutting down, or LeaseLost."""
+        """Call before new work: raise Draining if the worker is shutting down, or LeaseLost.
+
+        Raises GaveWay if the run has had its turn and others wait.
+        """
         self.check()
         if is_draining():
             raise Draining()
+        if self._turn.is_over:
+            raise GaveWay()
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a database call off the event loop; retry in an outage until the lease is lost.
@@ -115,7 +123,7 @@ class RunGuard:
         # More often than renewals: a cancelled run must free the server's slots soon.
         pause = min(_CHECK_SECONDS, self._settings.lease.renew_every)
         while not self._closed.wait(pause):
-            reason = self._reason_to_stop()
+            reason = self._reason_to_stop() or self._turn.end_if_over()
             if reason is not None:
                 self._loop.call_soon_threadsafe(self._stop, reason)
                 return

@@ -18,6 +18,7 @@ from rag_service.errors import (
     DocumentError,
     Draining,
     FlowSignal,
+    GaveWay,
     Internal,
     LeaseLost,
     OcrMisconfigured,
@@ -104,7 +105,7 @@ def _nothing_done(reason: str) -> Outcome:
 
 def _work_on(run: ClaimedRun, stage: Stage, task_id: str, work: Work) -> Outcome:
     try:
-        outcome = _outcome(stage, event_loop().run(_run_guarded(run, work)))
+        outcome = _outcome(stage, event_loop().run(_run_guarded(run, stage, work)))
     except Exception as error:
         report = _trouble(run, error)
         if report is not None:
@@ -205,8 +206,8 @@ def _end(report: Report) -> NoReturn:
         os._exit(EXIT_STATUS)
 
 
-async def _run_guarded(run: ClaimedRun, work: Work) -> RunState:
-    async with RunGuard(run, get_settings()) as guard:
+async def _run_guarded(run: ClaimedRun, stage: Stage, work: Work) -> RunState:
+    async with RunGuard(run, get_settings(), stage) as guard:
         return await work(guard)
 
 
@@ -237,6 +238,9 @@ def _fail_or_release(run: ClaimedRun, stage: Stage, error: Exception) -> Outcome
         # It is still held if the lease could not be renewed in an outage of PostgreSQL.
         leases.release(run)
         return _LEASE_LOST
+    if isinstance(error, GaveWay):
+        leases.give_way(run)
+        return _given_back("gave its fork to documents that wait; goes on behind them")
     if isinstance(error, Draining):
         leases.release(run)
         return _given_back("released: the worker is shutting down")

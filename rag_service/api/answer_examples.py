@@ -109,6 +109,13 @@ EXAMPLES: dict[str, Example] = {
             }
         ],
         "lower_bound": False,
+        "held": [
+            {
+                "stage": "prepare",
+                "message": "All forks are held by plan.pdf (0192f1c4) since 06:12:40 UTC, while 3 "
+                "documents wait. Cancel these, or start another worker.",
+            }
+        ],
     },
     "Health": {
         "status": "degraded",

@@ -39,7 +39,7 @@ async def ready(resources: Resources, response: Response) -> Health:
 
     `degraded` lists what makes documents wait: broker, ghostscript, prepare_worker, ocr_worker,
     maintenance, ocr_server, layout_server, no_gpu_workers, lost_answers,
-    starved, api, worker_storage, disk_low.
+    starved, api, worker_storage, disk_low, prepare_held, ocr_held.
     """
     run = anyio.to_thread.run_sync
     database, storage, broker, layout = await asyncio.gather(

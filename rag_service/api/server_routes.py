@@ -33,9 +33,9 @@ router = APIRouter(tags=["servers"], dependencies=[KNOWN_PARAMETERS_ONLY])
     summary="Work that waits and documents that failed",
     responses=error_responses(),
 )
-def summary() -> SummaryView:
+def summary(resources: Resources) -> SummaryView:
     """Return what waits, the expected time for it, and the failed documents by cause."""
-    return summary_queries.summarise()
+    return summary_queries.summarise(resources.settings)
 
 
 class ServerList(BaseModel):

@@ -138,6 +138,8 @@ def _print(answer: _Answer, question: _Question, *, wide: bool, as_json: bool) -
 def _print_summary(summary: SummaryView) -> None:
     if text := field_text.waiting_work(summary):
         print_lines(text)
+    for held in summary.held:
+        print_lines(one_line(f"The {held.stage} stage is held. {held.message}"))
     if rows := field_text.failures(summary):
         typer.echo("\nFailed documents by cause, and the command that selects them:")
         print_table(("error", "documents", "command"), [row[:3] for row in rows])

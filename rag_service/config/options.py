@@ -153,6 +153,10 @@ class PdfOptions(Section):
     page_time_limit: Seconds = expert(
         "Seconds for a page: its drawing and its text together, or one rendering."
     )
+    document_time_base: Seconds = expert(
+        "Seconds of processor time that all pages of a document may take together, in each stage."
+    )
+    document_time_per_page: Seconds = expert("Additional seconds for each of its pages.")
     open_time_limit: Seconds = expert("Seconds to open a document.")
     max_pixels: Count = expert(
         "Most pixels of a rendered page. A larger page is rendered at a lower resolution."
@@ -443,6 +447,14 @@ class WorkerOptions(Section):
     area = PrepareOptions.area
 
     soft_shutdown: Seconds = expert("Seconds that a stopping worker has to store its pages.")
+    turn: Seconds = expert(
+        "Seconds after which a document gives its fork of the prepare worker to waiting documents. "
+        "Its later turns are longer, up to six times."
+    )
+    held_after: Seconds = expert(
+        "Seconds for which all forks of a stage must be held by the same documents, while others "
+        "wait, until health is degraded."
+    )
     idle_restart_after: Seconds = expert(
         "Seconds without a wake-up message, while runs wait for free forks, after which a worker "
         "restarts itself.",

@@ -137,7 +137,7 @@ class Run(Base):
             "ix_runs_claim",
             "state",
             "priority",
-            "created_at",
+            "queued_at",
             "id",
             postgresql_where=text(f"state NOT IN {_TERMINAL_SQL}"),
         ),
@@ -164,6 +164,8 @@ class Run(Base):
     # Pages to be read again although they are good; all other good pages are reused.
     redo_pages: Mapped[list[int]] = mapped_column(default=list)
 
+    # Its place in the queue: when it was added, or later if it gave its fork to other runs.
+    queued_at: Mapped[datetime] = mapped_column(server_default=func.now())
     # Not to be claimed before this time.
     retry_at: Mapped[datetime | None]
 
@@ -177,6 +179,12 @@ class Run(Base):
     expiries: Mapped[int] = mapped_column(default=0)
     # Seconds that forks have held the run, for the document's time limit.
     worked_seconds: Mapped[float] = mapped_column(default=0.0)
+    # Time that its pages took in the present stage, as in TimeSpent.
+    page_seconds: Mapped[float] = mapped_column(server_default="0")
+    late_pages: Mapped[int] = mapped_column(server_default="0")
+    late_texts: Mapped[int] = mapped_column(server_default="0")
+    # When a page of it was last done.
+    progress_at: Mapped[datetime | None]
 
     page_count: Mapped[int | None]
     warnings: Mapped[list[dict[str, Any]]] = mapped_column(default=list)

@@ -77,7 +77,7 @@ def best_claimable(
         select(Run.id)
         .where(claimable(stage, server), ~_task_holds_a_run(worker))
         .where(Run.priority < _priority_limit(worker, bulk_limit))
-        .order_by(Run.priority, Run.created_at, Run.id)
+        .order_by(Run.priority, Run.queued_at, Run.id)
         .limit(1)
         .with_for_update(skip_locked=True)
         .correlate(None)

@@ -20,8 +20,9 @@ from rag_service.config.options import LeaseOptions
 from rag_service.database.engine import autocommit, begin
 from rag_service.database.models import Document, Page, Run
 from rag_service.errors import LeaseLost, WorkerCrashed
-from rag_service.jobs.claim_conditions import best_claimable, follows_jobs, held_by
+from rag_service.jobs.claim_conditions import best_claimable, claimable, follows_jobs, held_by
 from rag_service.jobs.endings import UNCLAIMED, WORKED, end_run
+from rag_service.runtime.time_spent import TimeSpent
 from rag_service.states import HELD, LayoutMode, PageState, RunState, Stage
 
 # The state in which a released run waits for its next worker.
@@ -32,7 +33,9 @@ _RELEASED_STATE = case(
     else_=RunState.READY.value,
 )
 
-
+# Seconds of later arrivals that go before a run that gave way, for each second of work on it, and
+# the most of them.
+_BEHIND_PER_SECOND, _LONGEST_BEHIND = 10.0, 3600.0
 # The longest pause of a run between two processes that were in trouble.
 _LONGEST_PAUSE = 300.0
 
@@ -82,6 +85,7 @@ class ClaimedRun:
     redo_pages: tuple[int, ...]
     page_count: int | None
     worked_seconds: float
+    spent: TimeSpent
 
 
 def claim(
@@ -148,6 +152,7 @@ def _claimed_run(row: Row[*tuple[Any, ...]]) -> ClaimedRun:
         redo_pages=tuple(row.redo_pages),
         page_count=row.page_count,
         worked_seconds=row.worked_seconds,
+        spent=TimeSpent(row.page_seconds, row.late_pages, row.late_texts),
     )
 
 
@@ -198,6 +203,40 @@ def is_at_work(task: str) -> bool:
     held = select(Run.id).where(Run.state.in_(HELD), Run.lease_task == task).limit(1)
     with autocommit() as connection:
         return connection.scalar(held) is not None
+
+
+def time_spent(spent: TimeSpent | None) -> dict[str, float]:
+    """Return the values of a run's row for the time that its pages took."""
+    if spent is None:
+        return {}
+    return {
+        "page_seconds": spent.seconds,
+        "late_pages": spent.late_pages,
+        "late_texts": spent.late_texts,
+    }
+
+
+def others_wait(stage: Stage, run: ClaimedRun) -> bool:
+    """Return whether a run that is no less urgent could use the fork that holds this one."""
+    own = select(Run.priority).where(Run.id == run.id).correlate(None).scalar_subquery()
+    waiting = select(Run.id).where(claimable(stage, None), Run.priority <= own).limit(1)
+    with autocommit() as connection:
+        return connection.scalar(waiting) is not None
+
+
+def give_way(run: ClaimedRun) -> bool:
+    """Release the run behind those that wait now or come soon. Nothing is charged to it.
+
+    The longer it was worked on, the more come before it, up to those of an hour: so it is never
+    overtaken for ever. Return False if the lease was lost.
+    """
+    behind = func.least(WORKED * _BEHIND_PER_SECOND, _LONGEST_BEHIND)
+    values: dict[str, object] = {
+        "queued_at": func.clock_timestamp() + behind * literal_column("interval '1 second'"),
+        "retry_at": None,
+    }
+    with begin() as connection:
+        return len(_release_runs(connection, is_held_under(run), values)) == 1
 
 
 def release_worker(worker: str) -> int:

@@ -155,7 +155,7 @@ def claimable_counts(stage: Stage, server: str | None, most: int) -> tuple[int, 
     first = (
         select(Run.priority)
         .where(claimable(stage, server))
-        .order_by(Run.priority, Run.created_at, Run.id)
+        .order_by(Run.priority, Run.queued_at, Run.id)
         .limit(most)
         .subquery()
     )

@@ -29,11 +29,12 @@ from rag_service.database.engine import begin
 from rag_service.database.models import Document, Page, Run
 from rag_service.database.storable_text import clean, clean_tree
 from rag_service.errors import RagServiceError
-from rag_service.jobs.leases import ClaimedRun, fence
+from rag_service.jobs.leases import ClaimedRun, fence, time_spent
+from rag_service.runtime.time_spent import TimeSpent
 from rag_service.states import GOOD, PageState
 
 # A page that is done resets its run's crash counts.
-PROGRESS = {"crashes": 0, "expiries": 0}
+PROGRESS = {"crashes": 0, "expiries": 0, "progress_at": func.clock_timestamp()}
 # Columns that a reused page does not copy from its earlier run.
 _NOT_COPIED = frozenset(
     {
@@ -87,13 +88,13 @@ class PendingPage:
     waits: bool
 
 
-def store_plan(run: ClaimedRun, rows: Iterable[PlannedRow]) -> None:
+def store_plan(run: ClaimedRun, rows: Iterable[PlannedRow], spent: TimeSpent | None = None) -> None:
     """Store planned pages in one transaction; a page that has a row is not changed.
 
-    Raises LeaseLost.
+    `spent` is stored with them; None changes nothing. Raises LeaseLost.
     """
     with begin() as connection:
-        fence(connection, run, **PROGRESS)
+        fence(connection, run, **PROGRESS, **time_spent(spent))
         add_plan(connection, run, rows)
 
 
@@ -169,14 +170,15 @@ def mark_in_progress(run: ClaimedRun, number: int) -> None:
         )
 
 
-def store(run: ClaimedRun, page: StoredPage) -> None:
+def store(run: ClaimedRun, page: StoredPage, spent: TimeSpent | None = None) -> None:
     """Store a page's outcome; a done page resets the run's crash counts.
 
-    Raises LeaseLost.
+    `spent` is stored with it; None changes nothing. Raises LeaseLost.
     """
     is_pending = page.retry_in is not None
     with begin() as connection:
-        fence(connection, run, **({"epoch": Run.epoch} if is_pending else PROGRESS))
+        progress = {"epoch": Run.epoch} if is_pending else PROGRESS
+        fence(connection, run, **progress, **time_spent(spent))
         connection.execute(
             update(Page)
             .where(

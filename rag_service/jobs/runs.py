@@ -19,8 +19,9 @@ from rag_service.database.storable_text import clean_tree
 from rag_service.errors import AlreadyActive, LeaseLost, NotFound, PagesFailed, RagServiceError
 from rag_service.jobs.claim_conditions import claimable
 from rag_service.jobs.endings import UNCLAIMED, WORKED, end_run
-from rag_service.jobs.leases import ClaimedRun, fence
+from rag_service.jobs.leases import ClaimedRun, fence, time_spent
 from rag_service.jobs.run_pages import PROGRESS, PlannedRow, add_plan, failed_numbers
+from rag_service.runtime.time_spent import TimeSpent
 from rag_service.states import TERMINAL, LayoutMode, PageState, RunState, Stage
 
 
@@ -126,7 +127,10 @@ def add_warnings(run: ClaimedRun, warnings: Sequence[dict[str, Any]]) -> None:
 
 
 def hand_to_ocr(run: ClaimedRun, rows: Sequence[PlannedRow] = ()) -> None:
-    """Store the last planned pages and release the run to the OCR stage. Raises LeaseLost."""
+    """Store the last planned pages and release the run to the OCR stage. Raises LeaseLost.
+
+    The time that its pages took counts from 0 in that stage.
+    """
     with begin() as connection:
         fence(
             connection,
@@ -134,6 +138,7 @@ def hand_to_ocr(run: ClaimedRun, rows: Sequence[PlannedRow] = ()) -> None:
             state=RunState.READY,
             ready_at=func.clock_timestamp(),
             worked_seconds=WORKED,
+            **time_spent(TimeSpent()),
             **UNCLAIMED,
             **(PROGRESS if rows else {}),
         )
@@ -215,7 +220,7 @@ def _next_claimable(stage: Stage, server: str | None, limit: int) -> Select[str,
         select(Run.id, Document.filename)
         .join(Document, Document.id == Run.document_id)
         .where(claimable(stage, server))
-        .order_by(Run.priority, Run.created_at, Run.id)
+        .order_by(Run.priority, Run.queued_at, Run.id)
         .limit(limit)
     )
 

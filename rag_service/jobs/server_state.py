@@ -137,7 +137,7 @@ def begin_trial(url: str) -> str | None:
     best = (
         select(Run.id, is_due())
         .where(Run.state == RunState.READY)
-        .order_by(is_due().desc(), Run.epoch, Run.priority, Run.created_at, Run.id)
+        .order_by(is_due().desc(), Run.epoch, Run.priority, Run.queued_at, Run.id)
         .limit(1)
     )
     with begin() as connection:

@@ -161,7 +161,7 @@ def _queue_positions(session: Session, waiting: Sequence[Run]) -> dict[str, int]
     for stage in Stage:
         own = [run for run in waiting if run.state == stage.waiting]
         if own:
-            last = max((run.priority, run.created_at, run.id) for run in own)
+            last = max((run.priority, run.queued_at, run.id) for run in own)
             positions |= _places(session, stage, last, [run.id for run in own])
     return positions
 
@@ -169,7 +169,7 @@ def _queue_positions(session: Session, waiting: Sequence[Run]) -> dict[str, int]
 def _places(
     session: Session, stage: Stage, last: tuple[int, datetime, str], run_ids: Sequence[str]
 ) -> dict[str, int]:
-    order = (Run.priority, Run.created_at, Run.id)
+    order = (Run.priority, Run.queued_at, Run.id)
     queue = (
         select(Run.id, func.row_number().over(order_by=order).label("place"))
         .where(Run.state == literal(stage.waiting.value, literal_execute=True))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, func, select, true
 
+from rag_service.config.options import Settings
 from rag_service.database import totals
 from rag_service.database.engine import reading
 from rag_service.database.models import Document, Run
 from rag_service.errors import Cancelled
-from rag_service.jobs import server_samples
-from rag_service.knowledgebase.views import FailureView, SummaryView
+from rag_service.jobs import held_stages, server_samples
+from rag_service.knowledgebase.views import FailureView, HeldView, SummaryView
 from rag_service.states import Stage
 
 # Waiting runs that are counted at most; beyond it the numbers are lower bounds.
@@ -21,8 +22,9 @@ _COUNTED = 10_000
 _SAMPLED = 100
 
 
-def summarise() -> SummaryView:
+def summarise(settings: Settings) -> SummaryView:
     """Return the summary of this moment."""
+    held = held_stages.held_stages(settings.worker.held_after, settings.page_server)
     queue = server_samples.page_queue()
     with reading() as connection:
         unplanned = _waiting(connection, Stage.PREPARE)
@@ -37,6 +39,7 @@ def summarise() -> SummaryView:
         eta_seconds=round(queue.pages_waiting * 60 / rate, 1) if rate else None,
         failures=failures,
         lower_bound=waiting >= _COUNTED,
+        held=[HeldView(stage=one.stage, message=one.message) for one in held],
     )
 
 

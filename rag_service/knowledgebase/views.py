@@ -17,6 +17,7 @@ from rag_service.states import (
     PagePlan,
     PostReason,
     RunState,
+    Stage,
     WaitingFor,
 )
 
@@ -366,6 +367,15 @@ class FailureView(View):
     """A reprocess may help at least one of them."""
 
 
+class HeldView(View):
+    """A stage whose forks are all held for long by the same documents while others wait."""
+
+    stage: Stage
+    """The stage: prepare or ocr."""
+    message: str
+    """The documents, since when they hold its forks, and what to do."""
+
+
 class SummaryView(View):
     """What waits, how long the known pages take at the rate of the last minute, what failed.
 
@@ -388,3 +398,5 @@ class SummaryView(View):
     """Failed documents by cause, the most frequent first."""
     lower_bound: bool
     """There are more documents than were counted."""
+    held: list[HeldView] = []
+    """Stages that do nothing for waiting documents, and by what they are held."""

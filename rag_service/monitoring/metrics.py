@@ -24,12 +24,14 @@ from rag_service.database.totals import DatabaseTotals, JobTotals, read_totals
 from rag_service.diagnosis.bottleneck import Verdict
 from rag_service.errors import ConfigurationError
 from rag_service.jobs import (
+    held_stages,
     limit_changes,
     live_workers,
     server_samples,
     server_state,
     wake_ups,
 )
+from rag_service.jobs.held_stages import HeldStage
 from rag_service.jobs.limit_changes import LimitChange
 from rag_service.jobs.live_workers import LiveWorker
 from rag_service.jobs.server_samples import DiagnosedSample
@@ -89,11 +91,13 @@ class _DatabaseCollector(Collector):
     def __init__(self, settings: Settings) -> None:
         self._fresh = settings.occupancy.fresh
         self._server = settings.page_server
+        self._held_after = settings.worker.held_after
 
     def collect(self) -> Iterator[Metric]:
         try:
             totals = read_totals()
             workers = [worker for stage in Stage for worker in live_workers.of_stage(stage)]
+            held = held_stages.held_stages(self._held_after, self._server)
             servers = server_samples.latest(self._fresh, self._server)
             changes = limit_changes.last_changes()
             record = server_state.get(self._server) if self._server else None
@@ -104,6 +108,7 @@ class _DatabaseCollector(Collector):
         yield _gauge("database_up", "1 if PostgreSQL answers, else 0.", 1)
         yield from _document_metrics(totals)
         yield from _worker_metrics(workers)
+        yield from _held_metrics(held)
         yield from _job_metrics(totals.jobs)
         yield from _server_metrics(servers)
         yield _server_up(record)
@@ -197,6 +202,26 @@ def _worker_metrics(live: list[LiveWorker]) -> Iterator[GaugeMetricFamily]:
         "stage",
         deaths,
     )
+
+
+def _held_metrics(held: Sequence[HeldStage]) -> Iterator[GaugeMetricFamily]:
+    seconds = dict.fromkeys(Stage, 0.0) | {one.stage: one.seconds for one in held}
+    yield _family(
+        "stage_held_seconds",
+        "Seconds for which all forks of the stage were held while documents wait; 0 if they work.",
+        "stage",
+        seconds,
+    )
+    holders = GaugeMetricFamily(
+        _NAME + "holder_seconds",
+        "Seconds for which each document has held a fork of such a stage.",
+        labels=["stage", "document", "filename"],
+    )
+    for one in held:
+        for holder in one.holders:
+            labels = [one.stage, holder.document_id, holder.filename]
+            holders.add_metric(labels, holder.seconds)
+    yield holders
 
 
 # A live job has RunPod's last status, or the state of its post if RunPod has reported none.

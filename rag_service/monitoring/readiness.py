@@ -21,7 +21,7 @@ from rag_service.database.engine import (
     ping,
 )
 from rag_service.errors import ConfigurationError, RagServiceError
-from rag_service.jobs import live_workers, server_samples, server_state, wake_ups
+from rag_service.jobs import held_stages, live_workers, server_samples, server_state, wake_ups
 from rag_service.layout.address import is_known
 from rag_service.layout.layout_client import readiness
 from rag_service.monitoring import disk_space
@@ -147,10 +147,17 @@ def processing_faults(settings: Settings) -> list[Fault]:
     """Return the faults of workers, maintenance and the OCR server; needs PostgreSQL."""
     return [
         *_worker_faults(),
+        *held_faults(settings),
         *_store_faults(),
         *_maintenance_faults(settings.maintenance.lease),
         *_server_faults(settings),
     ]
+
+
+def held_faults(settings: Settings) -> list[Fault]:
+    """Return a fault for each stage that documents hold for long; needs PostgreSQL."""
+    held = held_stages.held_stages(settings.worker.held_after, settings.page_server)
+    return [Fault(name=f"{one.stage}_held", message=one.message) for one in held]
 
 
 def _worker_faults() -> Iterator[Fault]:

@@ -124,17 +124,18 @@ class RenderChild:
         prompt, _ = await asyncio.wait({task}, timeout=min(PROMPT, limit))
         if prompt:
             return True
-        used = self._processor_seconds()
+        used = self.processor_seconds()
         for _ in range(STARVED_FACTOR):
             done, _ = await asyncio.wait({task}, timeout=limit)
             if done:
                 return True
-            if self._processor_seconds() - used >= BUSY_SHARE * limit:
+            if self.processor_seconds() - used >= BUSY_SHARE * limit:
                 break
         done, _ = await asyncio.wait({task}, timeout=GRACE)
         return bool(done)
 
-    def _processor_seconds(self) -> float:
+    def processor_seconds(self) -> float:
+        """Return the processor time of the child so far, 0 if it has ended."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:

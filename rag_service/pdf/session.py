@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -37,6 +39,7 @@ from rag_service.pdf.results import (
     RenderedPage,
     ShrinkFailed,
 )
+from rag_service.runtime.time_spent import TimeSpent
 from rag_service.states import OcrMode, PagePlan
 
 if TYPE_CHECKING:
@@ -64,7 +67,7 @@ class PdfSession:
         self._max_pages = max_pages
         self._child: RenderChild | None = None
         self._source: dict[str, Any] | None = None
-        self._times = PageTimes(limits.page_time_limit)
+        self._times = self._times_for(0)
         self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> PdfSession:
@@ -78,20 +81,31 @@ class PdfSession:
     ) -> None:
         await self.close()
 
-    async def open(self, path: Path, media_type: str, *, password: str | None = None) -> Preflight:
+    async def open(
+        self,
+        path: Path,
+        media_type: str,
+        *,
+        password: str | None = None,
+        spent: TimeSpent | None = None,
+    ) -> Preflight:
         """Open a PDF, PNG, JPEG, TIFF or WebP file; the document that was open is closed.
 
+        With `spent`, the time that its pages took before, that of all pages together is bounded
+        too, and pages beyond it fail with PageTimeout; otherwise only that of each request.
         Raises EmptyFile, UnsupportedType, CorruptPdf, EmptyPdf, EncryptedPdf, WrongPassword,
         TooManyPages.
         """
         async with self._turn:
             self._source = None
-            self._times = PageTimes(self._limits.page_time_limit)
+            self._times = self._times_for(0)
             self._discard_used_up_child()
             source = {
                 "do": "open", "path": str(path), "media_type": media_type, "password": password,
             }  # fmt: skip
             head = await self._open(source)
+            opening, self._times = self._times, self._times_for(head["pages"], spent)
+            self._times.charge(opening.spent.seconds)
             if head["pages"] > self._max_pages:
                 raise errors.TooManyPages(
                     f"The document has {head['pages']} pages; "
@@ -221,6 +235,11 @@ class PdfSession:
         raise_error(last.head)
 
     @property
+    def spent(self) -> TimeSpent:
+        """The time that the pages of the open document took, with that before it was opened."""
+        return self._times.spent
+
+    @property
     def max_mib(self) -> int:
         """The most memory that one document may take."""
         return self._limits.child_max_mib
@@ -244,7 +263,7 @@ class PdfSession:
         """Return an answer about one page. Raises the page's error."""
         number, attempts = request["page"], self._times.drawing
         async with self._turn:
-            if attempts.given_up:
+            if attempts.given_up or self._times.used_up:
                 raise self._given_up_error(number)
             try:
                 frame = await self._ask(request, attempts.limit)
@@ -274,7 +293,7 @@ class PdfSession:
             done += 1
             planned.put(page)
 
-        while done < len(batch) and not self._times.text_alone.given_up:
+        while done < len(batch) and not self._is_given_up:
             pixels = not self._times.with_pixels.given_up
             try:
                 await self._stream(ocr, batch[done:], accept, pixels=pixels)
@@ -282,6 +301,10 @@ class PdfSession:
                 accept(await self._plan_again(ocr, batch[done], error, pixels=pixels))
         for number in batch[done:]:
             accept(self._untried(number))
+
+    @property
+    def _is_given_up(self) -> bool:
+        return self._times.text_alone.given_up or self._times.used_up
 
     async def _plan_again(
         self, ocr: OcrMode, number: int, first: ChildTimeout | ChildDied, *, pixels: bool
@@ -320,10 +343,14 @@ class PdfSession:
         try:
             child.send(Frame(request))
             for number in pages:
-                frame = await child.receive(attempts.limit)
+                frame = await self._receive(child, attempts.limit)
                 for kind in (attempts, self._times.text_alone):
                     kind.note(late=False)
                 accept(self._accepted(planned_page(frame.head, number), pixels=pixels))
+                if self._times.used_up:
+                    # The child goes on with the other pages of the request.
+                    self._discard()
+                    return
         except ChildTimeout:
             attempts.note(late=True)
             self._discard()
@@ -347,10 +374,21 @@ class PdfSession:
     async def _exchange(self, child: RenderChild, request: dict[str, Any], limit: float) -> Frame:
         try:
             child.send(Frame(request))
-            return await child.receive(limit)
+            return await self._receive(child, limit)
         except BaseException:
             self._discard()
             raise
+
+    async def _receive(self, child: RenderChild, limit: float) -> Frame:
+        """Return the next frame; its processor time is charged to the open document."""
+        started, before = time.monotonic(), child.processor_seconds()
+        try:
+            frame = await child.receive(limit)
+        except (ChildTimeout, ChildDied):
+            self._times.charge(min(limit, time.monotonic() - started))
+            raise
+        self._times.charge(child.processor_seconds() - before)
+        return frame
 
     async def _ask_for_frames(self, request: dict[str, Any]) -> _Frames:
         """Return an answer in several frames. Asks twice if the child died, as `_ask` does."""
@@ -446,7 +484,20 @@ class PdfSession:
             self._child.kill()
             self._child = None
 
+    def _times_for(self, pages: int, spent: TimeSpent | None = None) -> PageTimes:
+        limits = self._limits
+        together = limits.document_time_base + limits.document_time_per_page * pages
+        bound = math.inf if spent is None else together
+        return PageTimes(limits.page_time_limit, bound, spent)
+
     def _given_up_error(self, number: int) -> PageTimeout:
+        if self._times.used_up:
+            return PageTimeout(
+                f"Page {number} was not tried: the pages of the document took longer than "
+                "pdf.document_time_base + pages x pdf.document_time_per_page, "
+                f"{self._times.document_seconds:g} s.",
+                page=number,
+            )
         return PageTimeout(
             f"Page {number} was not tried: several pages in a row took longer than "
             f"pdf.page_time_limit, {self._limits.page_time_limit:g} s.",

@@ -65,7 +65,7 @@ def test_a_worker_uses_the_runs_layout_mode_and_stores_the_regions(
     monkeypatch.setattr(ocr_worker, "make_parser", lambda name, settings: parser)
 
     async def work():
-        async with RunGuard(claimed_run, settings) as held:
+        async with RunGuard(claimed_run, settings, Stage.OCR) as held:
             await ocr_worker.read_run(held)
 
     assert settings.ocr.layout is not LayoutMode.REGIONS

@@ -99,7 +99,7 @@ class Knowledgebase(RuleBasedStateMachine):
         held = [run for run in self.before["runs"] if run.lease_worker == worker]
         bulk = sum(run.priority == Priority.BULK for run in held)
         waiting = [
-            (run.priority, run.created_at, run.id)
+            (run.priority, run.queued_at, run.id)
             for run in self.before["runs"]
             if run.state == stage.waiting
             and (run.priority < Priority.BULK or bulk < WORKERS[worker] - 1)
