@@ -54,16 +54,30 @@ class LoadSample:
 
 
 @dataclass(frozen=True, slots=True)
+class JobQueue:
+    """An endpoint's live jobs: how many, how many of them no worker has begun, pages of the
+    largest, and the most that a job may have.
+    """
+
+    live: int = 0
+    queued: int = 0
+    most_pages: int = 0
+    pages_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ClientMode:
     """How pages are sent to the server.
 
     `adaptive`: forks search for the best number in flight; `remote`: pages are sent in jobs, and
-    the gauges are means of jobs that ended; `low_memory`: the memory guard lets no new work begin.
+    the gauges are means of jobs that ended; `low_memory`: the memory guard lets no new work begin;
+    `jobs`: the endpoint's live jobs.
     """
 
     adaptive: bool = True
     remote: bool = False
     low_memory: bool = False
+    jobs: JobQueue = JobQueue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +167,17 @@ def _idle(load: _MeanLoad) -> Diagnosis | None:
     if works and not load.is_over:
         return None
     return Diagnosis(Verdict.IDLE, "No page waits for the server.")
+
+
+def _jobs_without_worker(load: _MeanLoad) -> Diagnosis | None:
+    jobs = load.mode.jobs
+    if not load.mode.remote or not jobs.live or jobs.queued < jobs.live:
+        return None
+    return Diagnosis(
+        Verdict.UNKNOWN,
+        f"{counted(jobs.queued, 'job')} on RunPod, none at work: the endpoint starts a worker, or "
+        "has none. If it lasts, check its maximum of workers on RunPod.",
+    )
 
 
 def _no_job_gauges(load: _MeanLoad) -> Diagnosis | None:
@@ -255,6 +280,14 @@ def _remote_jobs(load: _MeanLoad) -> Diagnosis | None:
         )
     if load.uses_slots(THRESHOLDS.busy_slots_share):
         return Diagnosis(Verdict.SATURATED, f"Its jobs keep the server busy: {load.in_server}.")
+    jobs = load.mode.jobs
+    if jobs.most_pages < jobs.pages_limit:
+        return Diagnosis(
+            Verdict.SATURATED,
+            f"{_count_waiting(load.pages_waiting)}; no job has more than "
+            f"{counted(jobs.most_pages, 'page')}, because the documents have no more or "
+            "runpod.max_body_bytes allows no more. More workers on RunPod read more.",
+        )
     return Diagnosis(
         Verdict.STARVED,
         f"{_count_waiting(load.pages_waiting)}, and in its jobs {load.in_server}: the jobs have "
@@ -264,6 +297,7 @@ def _remote_jobs(load: _MeanLoad) -> Diagnosis | None:
 
 # The first rule that returns a diagnosis decides; if none does, the client is the limit.
 _RULES: tuple[Callable[[_MeanLoad], Diagnosis | None], ...] = (
+    _jobs_without_worker,
     _idle,
     _no_job_gauges,
     _serialising,

@@ -18,6 +18,8 @@ from rag_service.jobs.claim_conditions import is_due
 from rag_service.states import JobState, PagePlan, PageState, RunState, ServerState
 
 _RATE_SECONDS = 60.0
+# RunPod's word for a job that no worker has begun.
+_QUEUED = "IN_QUEUE"
 # States of a run some pages of which may have been read in the last minute: it has not ended, and
 # a fork or a job has had it.
 _READ_IN = (
@@ -45,13 +47,17 @@ class PageQueue:
 class EndpointGauges:
     """Means of the gauges in an endpoint's ended jobs, None if no job had any.
 
-    `pages`: the number of pages in live jobs.
+    `pages`: the number of pages in live jobs; `live`: these jobs; `queued`: those of them that no
+    worker has begun; `most_pages`: pages of the largest.
     """
 
     running: float | None
     waiting: float | None
     slots: int | None
     pages: int
+    live: int
+    queued: int
+    most_pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +142,17 @@ def endpoint_gauges(base_url: str, endpoint_id: str, seconds: float) -> Endpoint
         func.avg(RemoteJob.gauges["waiting_mean"].as_float()),
         func.max(RemoteJob.gauges["slots"].as_integer()),
     ).where(of_endpoint, RemoteJob.ended_at > _ago(seconds))
-    pages = select(func.coalesce(func.sum(func.cardinality(RemoteJob.pages)), 0)).where(
-        of_endpoint, RemoteJob.state == _text(JobState.LIVE)
-    )
+    number = func.cardinality(RemoteJob.pages)
+    is_queued = func.coalesce(RemoteJob.last_status, _QUEUED) == _QUEUED
+    live = select(
+        func.coalesce(func.sum(number), 0),
+        func.count(),
+        func.count().filter(is_queued),
+        func.coalesce(func.max(number), 0),
+    ).where(of_endpoint, RemoteJob.state == _text(JobState.LIVE))
     with begin() as connection:
         running, waiting, slots = connection.execute(means).one()
-        return EndpointGauges(running, waiting, slots, connection.scalars(pages).one())
+        return EndpointGauges(running, waiting, slots, *connection.execute(live).one())
 
 
 def add_sample(sample: LoadSample, diagnosis: Diagnosis) -> None:

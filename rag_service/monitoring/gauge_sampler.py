@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rag_service.config.options import Settings
-from rag_service.diagnosis.bottleneck import ClientMode, Diagnosis, LoadSample, Verdict, diagnose
+from rag_service.diagnosis.bottleneck import (
+    ClientMode,
+    Diagnosis,
+    JobQueue,
+    LoadSample,
+    Verdict,
+    diagnose,
+)
 from rag_service.jobs import (
     fork_loads,
     live_workers,
@@ -56,6 +63,8 @@ class Sampler:
         self._last_tokens: tuple[float, float] | None = None
         self._slots: int | None = None
         self._asked_for_slots = False
+        # The endpoint's live jobs at the last sample.
+        self._jobs = JobQueue()
 
     def sample_if_due(self) -> None:
         """Take a sample if one is due, store it with its diagnosis, raise or end the alarms."""
@@ -124,6 +133,7 @@ class Sampler:
             runpod.api_base, str(runpod.endpoint_id), _JOB_SECONDS
         )
         slots = jobs.slots or self._settings.occupancy.slots
+        self._jobs = JobQueue(jobs.live, jobs.queued, jobs.most_pages, runpod.max_pages_per_job)
         return _Gauges(jobs.running, jobs.waiting, slots), jobs.pages, None
 
     def _diagnose(self, sample: LoadSample) -> Diagnosis:
@@ -136,6 +146,7 @@ class Sampler:
             adaptive=self._settings.ocr.pages_in_flight == "auto",
             remote=self._settings.ocr.transport == "runpod",
             low_memory=_all_short_of_memory(),
+            jobs=self._jobs,
         )
         return diagnose([*(one.sample for one in before), sample], mode)
 

@@ -5,16 +5,19 @@ The OCR server that it starts and watches is the real CPU server.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from tests.endpoint import ENVIRONMENT, Endpoint, job_input, open_endpoint
+from tests.fakes.ocr_server import FakeOcrServer
 from tests.fakes.runpod_workers import HANDLER
-from tests.fakes.scans import new_number
+from tests.fakes.scans import Mark, new_number
 from tests.net import free_port
 from tests.processes import Programs
 
@@ -114,3 +117,30 @@ def test_a_layout_model_that_cannot_load_ends_the_worker(fresh: Endpoint) -> Non
     (worker,) = fresh.workers.all
     assert worker.program.wait() == 1
     assert "pp_doclayout_v3 cannot load" in worker.program.text
+
+
+def test_a_job_is_read_by_runpods_local_api(tmp_path: Path) -> None:
+    """As docs/runpod.md describes: no endpoint, no GPU."""
+    port = free_port()
+    with FakeOcrServer() as ocr, Programs(ENVIRONMENT, tmp_path) as programs:
+        variables = {
+            "GLMOCR_BASE_URL": ocr.url,
+            "RAG_SERVICE_OCR_LAYOUT": "page",
+            "RUNPOD_HANDLER_VOLUME": str(tmp_path / "volume"),
+        }
+        argv = [*HANDLER, "--rp_serve_api", "--rp_api_port", str(port)]
+        program = programs.start("local", argv, **variables)
+        programs.wait_until(lambda: "Uvicorn running" in program.text, "it listens")
+        document = new_number()
+        job = {"input": job_input(document, [7])}
+        outputs = [
+            httpx.post(f"http://localhost:{port}/runsync", json=job, timeout=60).json()["output"]
+            for _ in range(2)
+        ]
+        [page] = outputs[0]["pages"]
+        assert (page["page"], page["error"]) == (7, None)
+        assert page["markdown"]
+        assert outputs[1]["pages"] == outputs[0]["pages"]
+        assert len(ocr.of(Mark(document, 1))) == 1
+        program.signal(signal.SIGTERM)
+        assert program.wait() in (0, -signal.SIGTERM)

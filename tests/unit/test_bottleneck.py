@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_service.diagnosis.bottleneck import ClientMode, LoadSample, Verdict, diagnose
+from rag_service.diagnosis.bottleneck import ClientMode, JobQueue, LoadSample, Verdict, diagnose
 
 AUTO = ClientMode()
 FIXED = ClientMode(adaptive=False)
 JOBS = ClientMode(remote=True)
+QUEUED = ClientMode(remote=True, jobs=JobQueue(live=3, queued=3, most_pages=30, pages_limit=30))
+SMALL = ClientMode(remote=True, jobs=JobQueue(live=3, queued=1, most_pages=6, pages_limit=30))
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -87,6 +89,10 @@ def minute(**values):
         (Verdict.STARVED, JOBS, {"running": 20, "in_flight": 90, "pages_waiting": 500}),
         (Verdict.SATURATED, JOBS, {"running": 40, "in_flight": 90, "pages_waiting": 500}),
         (Verdict.UNKNOWN, JOBS, {"running": 20, "slots": None, "pages_waiting": 500}),
+        (Verdict.UNKNOWN, QUEUED, {"running": None, "waiting": None, "pages_waiting": 500}),
+        (Verdict.UNKNOWN, QUEUED, {"running": 20, "in_flight": 90, "pages_waiting": 500}),
+        (Verdict.UNKNOWN, QUEUED, {"running": 20, "in_flight": 90}),
+        (Verdict.SATURATED, SMALL, {"running": 5, "in_flight": 18, "pages_waiting": 500}),
         (Verdict.UNKNOWN, JOBS, {"running": None, "waiting": None, "in_flight": 30}),
     ],
 )
@@ -132,6 +138,8 @@ def test_the_verdict_is_unknown_while_the_search_changes_the_number_in_flight():
             {"running": 30, "cache_use": 0.95, "in_flight": 30},
         ),
         ("max_pages_per_job", JOBS, {"running": 9, "in_flight": 9, "pages_waiting": 9}),
+        ("3 jobs on RunPod, none at work", QUEUED, {"running": None, "in_flight": 90}),
+        ("no job has more than 6 pages", SMALL, {"running": 5, "in_flight": 9, "pages_waiting": 9}),
     ],
 )
 def test_the_sentence_says_what_to_do(words, mode, taken):

@@ -1,5 +1,7 @@
 """The RunPod worker: `python -m workers.runpod_handler.handler [OCR server's command …]`.
 
+With `--rp_serve_api` first, and runpod's own arguments for it, it serves runpod's local API.
+
 It starts the OCR server and the layout server, waits for both, and runs jobs one at a time until
 SIGTERM. If the OCR server does not start, or ends, the worker ends with exit status 1. The same
 happens if the layout server does not start; if it ends later, it is restarted.
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 
 # RunPod sets this in every worker; without it runpod's loop would look for a test job.
 _RUNPOD_VARIABLE = "RUNPOD_WEBHOOK_GET_JOB"
+# runpod's argument for an API on this machine in place of its loop.
+_LOCAL_API = "--rp_serve_api"
 
 
 class HandlerWorker:
@@ -53,6 +57,10 @@ class HandlerWorker:
         start_checks.check_server_named(self._settings.ocr)
         start_checks.check_gpu(self._settings.handler)
         start_checks.warn_of_missing_volume(self._settings.handler)
+        await self.start_servers()
+
+    async def start_servers(self) -> None:
+        """Start the OCR server, if it is started here, and the layout server; wait for both."""
         try:
             self._server.start()
             await asyncio.to_thread(start_checks.ensure_layout_model, self._settings)
@@ -98,10 +106,12 @@ def main(command: Sequence[str]) -> int:
     """Run jobs until SIGTERM. Return 0 after a drain, 1 if the OCR server ended or the settings
     are invalid, 2 outside a RunPod worker.
     """
-    if _RUNPOD_VARIABLE not in os.environ:
+    is_local = command[:1] == [_LOCAL_API]
+    if _RUNPOD_VARIABLE not in os.environ and not is_local:
         print(
             f"The handler runs in a RunPod serverless worker only, which sets {_RUNPOD_VARIABLE}; "
-            "docs/runpod.md describes how to create the endpoint.",
+            "docs/runpod.md describes how to create the endpoint, and how to run the handler "
+            f"without one ({_LOCAL_API}).",
             file=sys.stderr,
         )
         return 2
@@ -111,8 +121,10 @@ def main(command: Sequence[str]) -> int:
         print(error.message, file=sys.stderr)
         return 1
     configure_logging(settings)
-    server = ServerProcess(command)
+    server = ServerProcess([] if is_local else command)
     worker = HandlerWorker(settings, server, LayoutSupervisor(settings), collect())
+    if is_local:
+        return _serve_locally(settings, worker)
     runpod.serverless.register_fitness_check(worker.check_start)
     runpod.serverless.start({"handler": worker.handle, "concurrency_modifier": lambda _: 1})
     ended = server.ended
@@ -120,8 +132,25 @@ def main(command: Sequence[str]) -> int:
     return 1 if ended else 0
 
 
+def _serve_locally(settings: Settings, worker: HandlerWorker) -> int:
+    """Serve runpod's local API, which runs no fitness checks. Return the exit status."""
+    try:
+        start_checks.check_server_named(settings.ocr)
+        asyncio.run(worker.start_servers())
+    except RagServiceError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    try:
+        runpod.serverless.start({"handler": worker.handle})
+    finally:
+        worker.stop()
+    return 0
+
+
 if __name__ == "__main__":
-    server_command = sys.argv[1:]
+    arguments = sys.argv[1:]
     # runpod reads its own arguments from sys.argv; its DEBUG lines contain whole documents.
     sys.argv[1:] = ["--rp_log_level", "INFO"]
-    sys.exit(main(server_command))
+    if arguments[:1] == [_LOCAL_API]:
+        sys.argv += arguments
+    sys.exit(main(arguments))
