@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.endpoint import MIB, Endpoint, inline, job_input, open_endpoint
-from tests.fakes.ocr_server import Reply, refusal
+from tests.fakes.ocr_server import EMPTY, Reply, refusal
 from tests.fakes.page_pictures import numbered_scan
 from tests.fakes.scans import Mark, new_number, scan
 
@@ -206,6 +206,19 @@ def test_an_unhealthy_server_fails_the_job_and_not_the_next(endpoint: Endpoint) 
     error = endpoint.error(endpoint.post(job_input(number, [1])))
     assert error["error_type"] == "ocr_server_unhealthy"
     assert f"{endpoint.ocr.url}/health: HTTP 503" in error["error_message"]
+    endpoint.ocr.reset()
+    assert endpoint.output(endpoint.post(job_input(number, [1])))["pages"][0]["error"] is None
+
+
+@pytest.mark.parametrize("reply", [refusal(400, "No pictures."), refusal(500), EMPTY])
+def test_a_server_that_reads_no_page_fails_the_job_and_calls_no_page_bad(
+    endpoint: Endpoint, reply: Reply
+) -> None:
+    number = new_number()
+    endpoint.ocr.default = reply
+    error = endpoint.error(endpoint.post(job_input(number, [1, 2])))
+    assert error["error_type"] == "ocr_server_unhealthy"
+    assert "The OCR server stopped reading pages: " in error["error_message"]
     endpoint.ocr.reset()
     assert endpoint.output(endpoint.post(job_input(number, [1])))["pages"][0]["error"] is None
 

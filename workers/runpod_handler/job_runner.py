@@ -109,7 +109,7 @@ class JobRunner:
                 return working.result()
             raise ServerUnhealthy(ended.result())
         except OcrOutage as error:
-            message = f"The OCR server stopped answering: {error.message}"
+            message = f"The OCR server stopped reading pages: {error.message}"
             raise ServerUnhealthy(self._server.ended or message) from error
         finally:
             for task in (working, ended):
