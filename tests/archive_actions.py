@@ -13,12 +13,13 @@ from typing import Any
 from sqlalchemy import text
 
 from rag_service.config.loader import get_settings
-from rag_service.database import document_rows, totals
+from rag_service.database import document_rows, store_rows, totals
 from rag_service.database.document_rows import NewDocument
 from rag_service.database.engine import begin
 from rag_service.documents import deletion
 from rag_service.errors import Cancelled, OcrFailed
 from rag_service.jobs import (
+    fork_loads,
     leases,
     limit_changes,
     live_workers,
@@ -27,6 +28,7 @@ from rag_service.jobs import (
     remote_posts,
     run_pages,
     runs,
+    server_outages,
     server_samples,
     server_state,
 )
@@ -37,7 +39,7 @@ from rag_service.knowledgebase.selection import Selectors, select_documents
 from rag_service.knowledgebase.summary_queries import summarise
 from rag_service.monitoring import readiness
 from rag_service.states import Priority, RunState, Stage
-from tests.simulation import OPTIONS
+from tests.simulation import OPTIONS, read
 
 URL = "http://127.0.0.1:5002"
 BASE, ENDPOINT = "https://api.runpod.ai/v2", "endpoint"
@@ -100,6 +102,16 @@ def _worker_cases() -> Iterator[Case]:
         yield "worker", f"claim, {stage}", partial(_claim, stage)
     yield "worker", "renew a lease", lambda: leases.renew(ocr, lease)
     yield "worker", "pending pages", lambda: run_pages.pending(ocr)
+    yield "worker", "seconds until due", lambda: run_pages.seconds_until_due(ocr)
+    yield "worker", "reuse pages", lambda: run_pages.reuse(ocr)
+    yield "worker", "begin a page", lambda: run_pages.mark_in_progress(ocr, 2)
+    yield "worker", "store a page", lambda: read(ocr, 2)
+    yield "worker", "free pages", lambda: remote_posts.free_pages(ocr)
+    yield "worker", "interrupted posts", lambda: remote_posts.note_interrupted(ocr)
+    yield "worker", "is at work", lambda: leases.is_at_work("none")
+    yield "worker", "lost child", lambda: leases.release_crashed("none", "none", lease)
+    yield "worker", "stop", lambda: leases.release_worker("none")
+    yield "worker", "load of all forks", lambda: fork_loads.total(URL)
     yield "worker", "hand to ocr", lambda: runs.hand_to_ocr(prepare)
     yield "worker", "end a run", lambda: runs.fail(ocr, OcrFailed())
     yield "worker", "jobs of a run", lambda: remote_jobs.jobs_of(ocr.id)
@@ -130,6 +142,8 @@ def _maintenance_cases() -> Iterator[Case]:
     )  # fmt: skip
     yield "maintenance", "deleted documents", lambda: document_rows.removable_documents(100)
     yield "maintenance", "totals", totals.add_changes
+    yield "maintenance", "report of an outage", lambda: server_outages.next_report(URL)
+    yield "maintenance", "files of the store", store_rows.some_source_keys
 
 
 def _monitoring_cases() -> Iterator[Case]:
@@ -138,6 +152,7 @@ def _monitoring_cases() -> Iterator[Case]:
         "sampler", "gauges of jobs", lambda: server_samples.endpoint_gauges(BASE, ENDPOINT, 300)
     )  # fmt: skip
     yield "sampler", "samples", lambda: server_samples.samples(URL, 600)
+    yield "sampler", "most running", lambda: server_samples.most_running(URL)
     yield "health", "database", readiness.database_faults
     yield "health", "processing", lambda: readiness.processing_faults(get_settings())
     yield "metrics", "totals", totals.read_totals
@@ -184,6 +199,8 @@ def _intake_cases(known: Known) -> Iterator[Case]:
 def _view_cases(known: Known) -> Iterator[Case]:
     yield "show", "processed", lambda: document_queries.get_document(known.processed, URL)
     yield "show", "last in the queue", lambda: document_queries.get_document(known.queued_last, URL)
+    ids = [known.processed, known.queued_first, known.queued_last]
+    yield "show", "followed documents", lambda: document_queries.get_documents(ids, URL)
     yield "show", "unknown", lambda: document_queries.get_document("none", URL)
     yield "show", "source", lambda: document_queries.get_source(known.processed)
     yield "show", "pages", lambda: page_queries.list_pages(known.run)
@@ -199,6 +216,8 @@ def _list_cases() -> Iterator[Case]:
         chosen = Filter(status, collection, error)
         name = ", ".join(str(word) for word in (status, collection, error) if word) or "all"
         yield "list", name, partial(document_queries.list_documents, chosen, 51, URL)
+    of_pages = Filter(error="page_timeout")
+    yield "list", "error of pages", partial(document_queries.list_documents, of_pages, 51, URL)
     middle = (datetime.now(UTC) - timedelta(hours=2), "f" * 32)
     for status in (None, RunState.PROCESSED, RunState.FAILED):
         chosen = Filter(status, after=middle)

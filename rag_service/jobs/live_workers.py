@@ -9,7 +9,7 @@ from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.sql import ColumnElement
 
-from rag_service.database.engine import begin
+from rag_service.database.engine import begin, reading
 from rag_service.database.models import MaintenanceLease, Run, WorkerRow
 from rag_service.database.storable_text import clean
 from rag_service.jobs.claim_conditions import claimable
@@ -104,7 +104,7 @@ def of_stage(stage: Stage) -> list[LiveWorker]:
         .group_by(WorkerRow.id, WorkerRow.forks)
         .order_by(WorkerRow.id)
     )
-    with begin() as connection:
+    with reading() as connection:
         rows = connection.execute(query).all()
     return [LiveWorker(row[0], stage, *row[1:]) for row in rows]
 

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Row, delete, func, literal, or_, select, t
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from rag_service.database.engine import Connection, autocommit, begin
+from rag_service.database.engine import Connection, autocommit, begin, reading
 from rag_service.database.models import OcrServer, Page, RemoteJob, Run, ServerSample
 from rag_service.diagnosis.bottleneck import Diagnosis, LoadSample, Verdict
 from rag_service.jobs.claim_conditions import is_due
@@ -78,7 +78,7 @@ class DiagnosedSample:
 
 def page_queue() -> PageQueue:
     """Return the pages that wait now, and the rate of the last minute."""
-    with begin() as connection:
+    with reading() as connection:
         now = connection.scalars(select(func.clock_timestamp())).one()
         return PageQueue(now, _pages_waiting(connection), _pages_per_minute(connection))
 
@@ -150,7 +150,7 @@ def endpoint_gauges(base_url: str, endpoint_id: str, seconds: float) -> Endpoint
         func.count().filter(is_queued),
         func.coalesce(func.max(number), 0),
     ).where(of_endpoint, RemoteJob.state == _text(JobState.LIVE))
-    with begin() as connection:
+    with reading() as connection:
         running, waiting, slots = connection.execute(means).one()
         return EndpointGauges(running, waiting, slots, *connection.execute(live).one())
 
@@ -171,7 +171,7 @@ def samples(url: str, seconds: float) -> list[DiagnosedSample]:
         .where(ServerSample.url == url, ServerSample.at > _ago(seconds))
         .order_by(ServerSample.at)
     )
-    with begin() as connection:
+    with reading() as connection:
         return _diagnosed(connection.execute(query).all())
 
 
@@ -186,7 +186,7 @@ def latest(seconds: float, url: str | None = None) -> list[DiagnosedSample]:
         .order_by(ServerSample.url, ServerSample.at.desc())
         .ext(distinct_on(ServerSample.url))
     )
-    with begin() as connection:
+    with reading() as connection:
         newest = _diagnosed(connection.execute(query).all())
     return [one for one in newest if one.sample.url == url] or newest
 
@@ -230,7 +230,7 @@ def end_starved(url: str) -> Starvation | None:
 
 def starvation(url: str) -> Starvation | None:
     """Return the alarm that is raised for the server, or None."""
-    with begin() as connection:
+    with reading() as connection:
         return _starvation(connection, url)
 
 

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased
 
-from rag_service.database.engine import get_engine, reading
+from rag_service.database.engine import reading
 from rag_service.database.models import Document, Page, RemoteJob, Run
 from rag_service.knowledgebase.page_queries import error_view
 from rag_service.knowledgebase.selection import with_page_error
@@ -344,6 +344,6 @@ def get_source(document_id: str) -> StoredSource | None:
     query = select(Document.source_key, Document.media_type, Document.filename).where(
         Document.id == document_id, Document.deleted_at.is_(None)
     )
-    with Session(get_engine()) as session:
+    with reading() as connection, Session(connection) as session:
         row = session.execute(query).one_or_none()
     return StoredSource(*row) if row else None

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import coalesce
 
-from rag_service.database.engine import get_engine
+from rag_service.database.engine import reading
 from rag_service.database.models import RemoteJob, Run
 from rag_service.knowledgebase.views import JobView
 from rag_service.states import JobOutcome, JobState, PostReason
@@ -22,7 +22,7 @@ def list_jobs(document_id: str) -> list[JobView]:
         .where(Run.document_id == document_id)
         .order_by(RemoteJob.submitted_at, RemoteJob.id)
     )
-    with Session(get_engine()) as session:
+    with reading() as connection, Session(connection) as session:
         return [_view(job, float(seconds)) for job, seconds in session.execute(query)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, defer
 
-from rag_service.database.engine import get_engine
+from rag_service.database.engine import reading
 from rag_service.database.models import Document, Page, Run
 from rag_service.knowledgebase.views import (
     ErrorView,
@@ -31,7 +31,7 @@ def shown_run_id(document_id: str) -> str | None:
     query = select(func.coalesce(Document.current_run_id, newest)).where(
         Document.id == document_id, Document.deleted_at.is_(None)
     )
-    with Session(get_engine()) as session:
+    with reading() as connection, Session(connection) as session:
         return session.scalar(query)
 
 
@@ -44,14 +44,14 @@ def list_pages(run_id: str, *, after: int = 0, limit: int = 500) -> list[PageVie
         .order_by(Page.number)
         .limit(limit)
     )
-    with Session(get_engine()) as session:
+    with reading() as connection, Session(connection) as session:
         has_ended = _has_ended(session, run_id)
         return [_page_view(page, has_ended=has_ended) for page in session.scalars(query)]
 
 
 def get_page(run_id: str, number: int) -> WholePageView | None:
     """Return a page of a run with its regions, or None if there is none."""
-    with Session(get_engine()) as session:
+    with reading() as connection, Session(connection) as session:
         page = session.get(Page, (run_id, number))
         if page is None:
             return None

@@ -6,6 +6,7 @@ import socket
 import pytest
 from pydantic import SecretStr
 
+from rag_service.database import engine
 from rag_service.database.engine import begin
 from rag_service.database.schema import newest_revision
 from rag_service.documents import deletion
@@ -317,3 +318,20 @@ def test_a_disk_that_runs_low_is_degraded_and_a_metric(start_api, busy_fleet):
         [line] = [line for line in metrics.splitlines() if f'free_bytes{{use="{use}"}}' in line]
         assert 0 < float(line.split()[-1]) < 1 << 60
     assert f"rag_service_disk_min_free_bytes {float(1 << 60)}" in metrics
+
+
+def test_a_read_that_takes_too_long_is_ended_and_says_so(api, make_pdf, monkeypatch):
+    document_id = api.add(make_pdf("a"))
+    monkeypatch.setattr(engine, "READ_SECONDS", 0.2)
+    reads = ["", f"/{document_id}", f"/{document_id}/pages", f"/{document_id}/jobs"]
+    with begin() as other:
+        other.exec_driver_sql("LOCK TABLE documents, runs, pages, remote_jobs")
+        for path in [f"/documents{read}" for read in reads] + ["/summary"]:
+            answer = api.client.get(path)
+            assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+            assert "took too long" in answer.json()["detail"]
+        metrics = api.client.get("/metrics")
+        assert metrics.status_code == 200
+        assert "rag_service_database_up 0.0" in metrics.text
+    assert api.client.get(f"/documents/{document_id}").status_code == 200
+    assert "rag_service_database_up 1.0" in api.client.get("/metrics").text

@@ -29,7 +29,7 @@ MAY_SCAN = {
 @pytest.fixture
 def archive():
     with begin() as connection:
-        fill(connection, Archive(20_000, queued=2_000))
+        fill(connection, Archive(12_000, queued=500))
     with get_engine().connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM (ANALYZE) documents, runs, pages, remote_jobs"))
 
@@ -43,7 +43,6 @@ def test_nothing_that_is_asked_often_scans_a_large_table(archive):
         for plan in plans_of(action)
         if plan.scanned and name not in MAY_SCAN
     }
-    print(*scanning.items(), sep="\n")
     assert scanning == {}
     assert_stored_agrees_with_derived()
     no_large_table_is_scanned_by_triggers()
@@ -51,6 +50,8 @@ def test_nothing_that_is_asked_often_scans_a_large_table(archive):
 
 def no_large_table_is_scanned_by_triggers():
     """The plans above are of statements alone, without those of their triggers."""
+    # A connection of its own: an older one may still count the scans of transactions before this.
+    get_engine().dispose()
     with begin() as connection:
         before = scans_of_large_tables(connection)
         new = document_rows.NewDocument("default", "ab" * 32, "a.pdf", "application/pdf", 9)
