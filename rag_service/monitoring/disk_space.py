@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rag_service.config.options import Settings
 
 _GIB = 1 << 30
+# A disk without free inodes is full too. Fewer are low, if the file system counts them.
+_LEAST_INODES = 10_000
 DOCUMENTS = "documents"
 DATA = "data"
 
@@ -31,7 +34,8 @@ def _free(folder: Path) -> int | None:
 
 
 def low_disks(settings: Settings, incoming: Path | None) -> Iterator[str]:
-    """Yield a sentence for each disk with less free space than storage.min_free_bytes."""
+    """Yield a sentence for each disk that is short of space (storage.min_free_bytes) or inodes."""
+    yield from _few_inodes({settings.data_dir, *([incoming] if incoming else [])})
     least = settings.storage.min_free_bytes
     folders = {DATA: settings.data_dir, DOCUMENTS: incoming}
     shown: set[int] = set()
@@ -43,4 +47,21 @@ def low_disks(settings: Settings, incoming: Path | None) -> Iterator[str]:
                 f"{free / _GIB:.1f} GiB are free in {folders[name]}, less than "
                 f"storage.min_free_bytes ({least / _GIB:.1f} GiB). When the disk is full, uploads "
                 "and pages cannot be stored: free some space or enlarge it."
+            )
+
+
+def _few_inodes(folders: Iterable[Path]) -> Iterator[str]:
+    shown: set[int] = set()
+    for folder in sorted(folders):
+        try:
+            disk = os.statvfs(folder)
+        except OSError:
+            continue
+        # File systems that make inodes as they need them report none.
+        if disk.f_files and disk.f_favail < _LEAST_INODES and disk.f_fsid not in shown:
+            shown.add(disk.f_fsid)
+            yield (
+                f"Only {disk.f_favail} more files fit on the disk of {folder}: its inodes are in "
+                "use. When none is left, uploads and pages cannot be stored, although space is "
+                "free: delete small files or use a disk with more inodes."
             )
