@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from rag_service.config.hosts import is_loopback
 from rag_service.config.options import Settings
 from rag_service.errors import (
     OUTAGES,
+    AnswerTimeout,
     BacklogFull,
     ConfigurationError,
     InvalidOptions,
@@ -32,6 +34,7 @@ from rag_service.knowledgebase.views import (
     JobView,
     PageView,
     Redo,
+    ReprocessJobView,
     ServerView,
     SummaryView,
     WholePageView,
@@ -44,13 +47,17 @@ _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 300.0
 _DOCUMENTS_PER_REQUEST = 100
 _PAGES_PER_REQUEST = 100
-_IDS_PER_REQUEST = 1000
+# As many as the service handles at once, without a job.
+_IDS_PER_REQUEST = 100
+_JOBS_LISTED = 100
 # Less than a whole id, which has 32 digits.
 _ID_PREFIX = re.compile(r"[0-9a-f]{4,31}")
 _CANDIDATES_SHOWN = 3
 # An upload is idempotent by its sha256, so it is safe to send it again.
 _RETRY_WAITS = (1.0, 3.0, 9.0)
 _BACKLOG_SECONDS = 10.0
+# The service's default.
+_PRIORITY = "bulk"
 
 View = TypeVar("View", bound=BaseModel)
 
@@ -74,6 +81,23 @@ class _CancelAnswer(BaseModel):
 
 class _RedoList(BaseModel):
     documents: list[Redo]
+    selected: int
+
+
+class _ReprocessJobs(BaseModel):
+    jobs: list[ReprocessJobView]
+
+
+@dataclass(frozen=True, slots=True)
+class Redone:
+    """What became of a selection: documents that were handled at once, and jobs for the others.
+
+    `selected`: the number of documents of which a dry run shows the first.
+    """
+
+    documents: list[Redo] = field(default_factory=list)
+    jobs: list[ReprocessJobView] = field(default_factory=list)
+    selected: int = 0
 
 
 class _Jobs(BaseModel):
@@ -160,7 +184,11 @@ class Client:
     def _send_once(self, path: Path, fields: dict[str, str]) -> Sent:
         with path.open("rb") as file:
             answer = self._ask(
-                "POST", "/documents", data=fields, files={"file": (_upload_name(path), file)}
+                "POST",
+                "/documents",
+                # Before the file, so that the service may refuse it by its priority.
+                data={"priority": _PRIORITY} | fields,
+                files={"file": (_upload_name(path), file)},
             )
         return _parse(Sent, answer)
 
@@ -226,17 +254,47 @@ class Client:
         path = f"{self._path(document_id)}/reprocess"
         return _parse(Redo, self._ask("POST", path, json=changes))
 
-    def redo_many(self, selectors: dict[str, Any]) -> list[Redo]:
+    def redo_many(self, selectors: dict[str, Any]) -> Redone:
         """Reprocess the selected documents; `ids` may be of any length."""
         ids = [self._whole_id(one) for one in selectors.get("ids", [])]
         batches = [ids[i : i + _IDS_PER_REQUEST] for i in range(0, len(ids), _IDS_PER_REQUEST)] or [
             []
         ]
-        redone: list[Redo] = []
+        redone = Redone()
         for batch in batches:
             answer = self._ask("POST", "/reprocess", json=selectors | {"ids": batch})
-            redone += _parse(_RedoList, answer).documents
+            if answer.status_code == HTTPStatus.ACCEPTED:
+                job = _parse(ReprocessJobView, answer)
+                redone = replace(redone, jobs=[*redone.jobs, job])
+                continue
+            found = _parse(_RedoList, answer)
+            redone = replace(
+                redone,
+                documents=redone.documents + found.documents,
+                selected=redone.selected + found.selected,
+            )
         return redone
+
+    def reprocess_jobs(self) -> list[ReprocessJobView]:
+        """Return the newest reprocess jobs, the newest first."""
+        answer = self._ask("GET", "/reprocess-jobs", params={"limit": str(_JOBS_LISTED)})
+        return _parse(_ReprocessJobs, answer).jobs
+
+    def reprocess_job(self, job_id: str) -> ReprocessJobView:
+        """Return the job with this id or with the only id that begins like this."""
+        path = f"/reprocess-jobs/{quote(self._whole_job_id(job_id), safe='')}"
+        return _parse(ReprocessJobView, self._ask("GET", path))
+
+    def cancel_reprocess_job(self, job_id: str) -> bool:
+        """Cancel the job; the runs that it has added go on. Return False if it had ended."""
+        path = f"/reprocess-jobs/{quote(self._whole_job_id(job_id), safe='')}/cancel"
+        return _parse(_CancelAnswer, self._ask("POST", path)).cancelled
+
+    def _whole_job_id(self, typed: str) -> str:
+        if not _ID_PREFIX.fullmatch(typed):
+            return typed.replace("/", "-") or "-"
+        found = [job.id for job in self.reprocess_jobs() if job.id.startswith(typed)]
+        return found[0] if len(found) == 1 else typed
 
     def _path(self, document_id: str) -> str:
         """Return the document's path; the id is one segment of it, whatever was typed."""
@@ -264,6 +322,12 @@ class Client:
     def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:
             answer = self._http.request(method, path, **request)
+        except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
+            raise AnswerTimeout(
+                f"The service at {self._url} is there, but has not answered for "
+                f"{self._http.timeout.read:g} s ({describe_error(error)}). It may still carry out "
+                "the request: look with `rag-service status` before you repeat it."
+            ) from error
         except httpx.TransportError as error:
             raise ServiceUnreachable(
                 f"The service does not answer at {self._url} ({describe_error(error)}). "

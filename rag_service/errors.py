@@ -19,6 +19,7 @@ RagServiceError
 │   └── LeaseLost, OcrOutage ── OcrMisconfigured, Draining, GaveWay, ProcessInTrouble
 ├── ConfigurationError     the start-up stops and names the key
 ├── ServiceUnreachable     a command cannot reach a service that it needs
+│   └── AnswerTimeout
 └── Unreadable             a command was given a file that it cannot read
 """
 
@@ -320,6 +321,11 @@ class ServiceUnreachable(RagServiceError):
     code = "unreachable"
     retryable = True
     default_message = "A service that this command needs cannot be reached."
+
+
+class AnswerTimeout(ServiceUnreachable):
+    code = "answer_timeout"
+    default_message = "The service took the request but has not answered in time."
 
 
 class Unreadable(RagServiceError):

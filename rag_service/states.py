@@ -114,6 +114,14 @@ class Priority(IntEnum):
     BULK = 1
 
 
+class ReprocessState(StrEnum):
+    """The state of a reprocess job."""
+
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
 class ServerState(StrEnum):
     """The last known state of an OCR server."""
 

@@ -164,7 +164,7 @@ def _monitoring_cases() -> Iterator[Case]:
 def _intake_cases(known: Known) -> Iterator[Case]:
     def backlog() -> None:
         with begin() as connection:
-            runs.backlog(connection, 10_000)
+            runs.backlog(connection, 10_000, Priority.BULK)
 
     def find(sha256: str) -> None:
         with begin() as connection:

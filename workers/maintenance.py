@@ -25,13 +25,14 @@ from rag_service.database.engine import (
     limit_connections,
     reserve_connection,
 )
-from rag_service.documents import deletion
+from rag_service.documents import bulk_reprocess, deletion
 from rag_service.documents.incoming_file import remove_stale
 from rag_service.documents.storage import DocumentStore
 from rag_service.errors import OcrUnavailable, StorageUnavailable
 from rag_service.jobs import leases, live_workers, remote_posts, runs, server_state, wake_ups
 from rag_service.jobs.live_workers import MaintenanceClaim
 from rag_service.jobs.server_state import ServerRecord
+from rag_service.knowledgebase import reprocess_jobs
 from rag_service.monitoring.gauge_sampler import Sampler
 from rag_service.ocr.ocr_client import Probe
 from rag_service.runtime.log_format import configure_logging
@@ -67,7 +68,7 @@ class MaintenanceLoop:
         self._stop = stop
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._store = DocumentStore(settings)
-        self._threads = ThreadPoolExecutor(max_workers=6, thread_name_prefix="maintenance")
+        self._threads = ThreadPoolExecutor(max_workers=7, thread_name_prefix="maintenance")
         self._running: dict[str, Future[object]] = {}
         self._probed_at = float("-inf")
         self._swept_at = float("-inf")
@@ -114,6 +115,7 @@ class MaintenanceLoop:
         self._start("occupancy", self._sampler.sample_if_due)
         self._start("removals", self._remove_deleted)
         self._start("totals", totals.add_changes)
+        self._start("reprocess jobs", self._reprocess)
 
     def _notify_workers(self, stage: Stage) -> None:
         """Send wake-up messages for what free forks may claim, less those still in the queue."""
@@ -200,7 +202,13 @@ class MaintenanceLoop:
         if removed:
             log.info("%d deleted documents were removed with their files.", removed)
         live_workers.remove_stale()
+        reprocess_jobs.remove_ended()
         self._remove_interrupted_uploads()
+
+    def _reprocess(self) -> None:
+        handled = bulk_reprocess.advance(self._settings, self._stop)
+        if handled:
+            log.info("%d documents of reprocess jobs were handled.", handled)
 
     def _remove_interrupted_uploads(self) -> None:
         now = time.monotonic()

@@ -72,6 +72,14 @@ _REDO: Example = {
     "id": _ID, "filename": "agreement.pdf", "action": "queued", "run_id": _RUN_ID,
     "pages_reused": 2, "pages_redone": 1,
 }  # fmt: skip
+_REPROCESS_JOB: Example = {
+    "id": "7c3e9a1d5b2f4e60917c8d7e6f5a4b3c", "state": "running", "priority": "bulk",
+    "total": 20001, "handled": 9100,
+    "counts": {"queued": 9000, "skipped_active": 60, "nothing_to_redo": 40},
+    "runs_active": 8999, "runs_failed": 0,
+    "message": "Waits until fewer than 9000 bulk documents wait (90 % of limits.max_backlog).",
+    "created_at": _ADDED, "ended_at": None,
+}  # fmt: skip
 
 EXAMPLES: dict[str, Example] = {
     "AcceptedView": {"id": _ID, "status": "queued", "duplicate": False},
@@ -82,7 +90,15 @@ EXAMPLES: dict[str, Example] = {
     "WholePageView": _PAGE | {"regions": [_REGION]},
     "JobList": {"jobs": [_JOB]},
     "Redo": _REDO,
-    "ReprocessList": {"documents": [_REDO], "counts": {"queued": 1}, "dry_run": False},
+    "ReprocessList": {
+        "documents": [_REDO],
+        "selected": 1,
+        "counts": {"queued": 1},
+        "dry_run": False,
+    },
+    "ReprocessJobView": _REPROCESS_JOB,
+    "ReprocessJobList": {"jobs": [_REPROCESS_JOB]},
+    "ReprocessCancelView": {"id": _REPROCESS_JOB["id"], "cancelled": True},
     "ServerList": {
         "servers": [
             {
@@ -116,6 +132,7 @@ EXAMPLES: dict[str, Example] = {
                 "documents wait. Cancel these, or start another worker.",
             }
         ],
+        "reprocess_jobs": [_REPROCESS_JOB],
     },
     "Health": {
         "status": "degraded",

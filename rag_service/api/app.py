@@ -24,6 +24,7 @@ from rag_service.api import (
     page_routes,
     problems,
     remote_job_routes,
+    reprocess_job_routes,
     reprocess_routes,
     server_routes,
     webhooks,
@@ -46,7 +47,7 @@ _DESCRIPTION = (
 )
 _PARTS = (
     document_routes, event_stream, page_routes, remote_job_routes, reprocess_routes,
-    server_routes, health_routes, metrics_route, docs_page, webhooks,
+    reprocess_job_routes, server_routes, health_routes, metrics_route, docs_page, webhooks,
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path as FilePath
@@ -19,6 +20,7 @@ from rag_service.api import upload
 from rag_service.api.problems import error_responses
 from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import ApiResources, Resources, client_address
+from rag_service.config.options import Settings
 from rag_service.documents import deletion
 from rag_service.documents.decryption import unlocked
 from rag_service.documents.intake import (
@@ -177,10 +179,16 @@ async def add_document(request: Request, resources: Resources) -> JSONResponse:
     `options_differ`: it was added before with other options; use reprocess.
     """
     async with resources.upload_slots.slot(client_address(request)):
-        await _require_backlog_space(request, resources)
+        is_large = _is_large(request)
+        if is_large:
+            # An interactive upload is accepted longest, and the priority is not known yet.
+            await _require_backlog_space(resources.settings, Priority.INTERACTIVE)
         # Before the body is received: without its store no document can be kept.
         incoming = await anyio.to_thread.run_sync(resources.store_check.incoming)
-        async with upload.receive_form(request, resources.settings, OPTIONS, incoming) as form:
+        on_file = partial(_check_before_file, resources.settings) if is_large else None
+        async with upload.receive_form(
+            request, resources.settings, OPTIONS, incoming, on_file=on_file
+        ) as form:
             accepted = await _accept(form, resources, incoming)
     view = AcceptedView(id=accepted.id, status=accepted.status, duplicate=accepted.duplicate)
     return JSONResponse(
@@ -190,11 +198,20 @@ async def add_document(request: Request, resources: Resources) -> JSONResponse:
     )
 
 
-async def _require_backlog_space(request: Request, resources: ApiResources) -> None:
-    """Refuse a large upload, or one of unknown size, before its body is sent in vain."""
+def _is_large(request: Request) -> bool:
+    """Return whether the upload is large or of unknown size: it must not be sent in vain."""
     length = request.headers.get("content-length", "")
-    if not length.isdecimal() or int(length) >= _LARGE_BYTES:
-        await anyio.to_thread.run_sync(require_backlog_space, resources.settings)
+    return not length.isdecimal() or int(length) >= _LARGE_BYTES
+
+
+async def _require_backlog_space(settings: Settings, priority: Priority) -> None:
+    await anyio.to_thread.run_sync(require_backlog_space, settings, priority)
+
+
+def _check_before_file(settings: Settings, fields: Mapping[str, str]) -> None:
+    """Refuse a bulk upload whose priority came before its file."""
+    if fields.get("priority") == Priority.BULK.name.lower():
+        require_backlog_space(settings, Priority.BULK)
 
 
 async def _accept(form: upload.Form, resources: ApiResources, incoming: FilePath) -> Accepted:

@@ -21,11 +21,19 @@ from rag_service.api.query_parameters import KNOWN_PARAMETERS_ONLY
 from rag_service.api.resources import Resources
 from rag_service.config.explanations import message_of
 from rag_service.config.options import Settings
+from rag_service.documents.bulk_reprocess import AT_ONCE, start_if_large
 from rag_service.documents.decryption import unlock_stored
-from rag_service.documents.reprocess import Change, check_change, reprocess
+from rag_service.documents.intake import require_backlog_space
+from rag_service.documents.reprocess import (
+    Change,
+    check_change,
+    reprocess,
+    selected_documents,
+)
 from rag_service.errors import AlreadyActive, InvalidOptions
+from rag_service.knowledgebase.reprocess_jobs import get_job
 from rag_service.knowledgebase.selection import Selectors
-from rag_service.knowledgebase.views import Action, Redo
+from rag_service.knowledgebase.views import Action, Redo, ReprocessJobView
 from rag_service.parsers.registry import PARSERS
 from rag_service.states import OcrMode, Priority
 
@@ -125,8 +133,11 @@ class ReprocessManyBody(_Changes):
 class ReprocessList(BaseModel):
     """The action for each selected document, and the number of documents for each action."""
 
-    documents: list[Redo] = Field(description="Each selected document.")
-    counts: dict[Action, int] = Field(description="Documents by action.")
+    documents: list[Redo] = Field(
+        description=f"The selected documents, oldest first; of a dry run the first {_MOST_IDS}."
+    )
+    selected: int = Field(description="The number of selected documents.")
+    counts: dict[Action, int] = Field(description="Number of these `documents` by action.")
     dry_run: bool = Field(description="Nothing was changed.")
 
 
@@ -153,7 +164,11 @@ def _body_schema(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
             "description": "Nothing to read again, or no such page; no run was added.",
         },
         **error_responses(
-            errors.NotFound, errors.AlreadyActive, errors.InvalidOptions, errors.WrongPassword
+            errors.NotFound,
+            errors.AlreadyActive,
+            errors.InvalidOptions,
+            errors.WrongPassword,
+            errors.BacklogFull,
         ),
     },
 )
@@ -165,6 +180,7 @@ async def redo_document(
     """
     body = await _read_one(request, resources.settings)
     change = body.checked()
+    await anyio.to_thread.run_sync(require_backlog_space, resources.settings, change.priority)
     if body.password is not None:
         store = await anyio.to_thread.run_sync(lambda: resources.store)
         password = body.password.get_secret_value()
@@ -212,18 +228,40 @@ async def _read_many(request: Request) -> ReprocessManyBody:
 @router.post(
     "/reprocess",
     summary="Reprocess many documents",
+    response_model=ReprocessList,
     openapi_extra=_body_schema(ReprocessManyBody, _JSON),
-    responses=error_responses(errors.NotFound, errors.InvalidOptions, errors.TooLarge),
+    responses={
+        202: {
+            "model": ReprocessJobView,
+            "description": "A job was added; maintenance adds the runs.",
+        },
+        **error_responses(errors.NotFound, errors.InvalidOptions, errors.TooLarge),
+    },
 )
 def redo_documents(
     body: Annotated[ReprocessManyBody, Depends(_read_many)], resources: Resources
-) -> ReprocessList:
+) -> JSONResponse:
     """Add a new run for each selected document that has pages to read again.
+
+    200: at most 100 documents are selected; their runs were added. 202: more are selected, or more
+    than the backlog has space for: a job was added, which adds the runs in batches while at most
+    90 % of limits.max_backlog documents of its priority wait; see `GET /reprocess-jobs/{id}`.
 
     At least one selector is needed. Documents with an active run are skipped and counted.
     Documents that ended with `worker_crashed` are selected by id only. Selectors of pages apply
     to the current run: pages that match all of them are read again, other good pages are kept.
     """
-    redone = reprocess(resources.settings, body.selectors(), body.checked(), dry_run=body.dry_run)
-    counts = Counter(redo.action for redo in redone)
-    return ReprocessList(documents=redone, counts=dict(counts), dry_run=body.dry_run)
+    settings, selectors, change = resources.settings, body.selectors(), body.checked()
+    if not body.dry_run and (job_id := start_if_large(settings, selectors, change)):
+        job = get_job(job_id)
+        location = {"Location": f"/reprocess-jobs/{job_id}"}
+        return JSONResponse(job.model_dump(mode="json"), 202, location)
+    most = _MOST_IDS if body.dry_run else AT_ONCE
+    redone = reprocess(settings, selectors, change, dry_run=body.dry_run, most=most)
+    listed = ReprocessList(
+        documents=redone,
+        selected=selected_documents(selectors) if len(redone) == most else len(redone),
+        counts=dict(Counter(redo.action for redo in redone)),
+        dry_run=body.dry_run,
+    )
+    return JSONResponse(listed.model_dump(mode="json"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ _SILENCE_SECONDS = 60.0
 # A sender may be this slow for a while: less than a modem, so no honest sender is refused.
 _LEAST_BYTES_PER_SECOND = 1024
 _SLOW_START_SECONDS = 30.0
+OnFile = Callable[[Mapping[str, str]], None]
 _ESCAPES = ((b"%0A", b"\n"), (b"%0D", b"\r"), (b"%22", b'"'))
 
 
@@ -45,7 +46,12 @@ class Form:
     """
 
     def __init__(
-        self, settings: Settings, boundary: bytes, fields: Collection[str], incoming: Path | None
+        self,
+        settings: Settings,
+        boundary: bytes,
+        fields: Collection[str],
+        incoming: Path | None,
+        on_file: OnFile | None = None,
     ) -> None:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
@@ -53,6 +59,7 @@ class Form:
         self._settings = settings
         self._allowed = fields
         self._incoming = incoming
+        self._on_file = on_file
         self._limit = _size_limit(settings, takes_file=incoming is not None)
         self._bytes = 0
         self._ended = False
@@ -136,6 +143,8 @@ class Form:
             raise InvalidOptions("file: one request takes one file.")
         self._field = None
         self.filename = _unescaped(filename).decode("utf-8", "replace")
+        if self._on_file is not None:
+            self._on_file(self.fields)
         self._file = IncomingFile(self._settings, folder)
 
     def _names(self) -> str:
@@ -163,9 +172,16 @@ class Form:
 
 @asynccontextmanager
 async def receive_form(
-    request: Request, settings: Settings, fields: Collection[str], incoming: Path | None = None
+    request: Request,
+    settings: Settings,
+    fields: Collection[str],
+    incoming: Path | None = None,
+    *,
+    on_file: OnFile | None = None,
 ) -> AsyncIterator[Form]:
     """Yield the whole form; its file is in the folder `incoming` until the end of the block.
+
+    `on_file` gets the fields that came before the file, and may refuse it by an error.
 
     Nothing is left if the client disconnects. Raises InvalidOptions, TooLarge.
     """
@@ -173,7 +189,7 @@ async def receive_form(
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise InvalidOptions("Send multipart/form-data with a boundary.")
     require_size(request, _size_limit(settings, takes_file=incoming is not None))
-    form = Form(settings, options[b"boundary"], fields, incoming)
+    form = Form(settings, options[b"boundary"], fields, incoming, on_file)
     try:
         async for batch in _batches(request.stream()):
             await anyio.to_thread.run_sync(form.feed, batch)

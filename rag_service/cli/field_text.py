@@ -13,9 +13,11 @@ from rag_service.states import TERMINAL, RunState, WaitingFor
 
 if TYPE_CHECKING:
     from rag_service.knowledgebase.views import (
+        Action,
         DocumentView,
         ErrorView,
         PageCounts,
+        ReprocessJobView,
         ServerView,
         SummaryView,
         WarningView,
@@ -40,6 +42,14 @@ _VERDICTS = {
     Verdict.SATURATED: "full",
     Verdict.OVERLOADED: "overloaded",
     Verdict.SERIALISING: "one page at a time",
+}
+
+_REDO_ACTIONS = {
+    "queued": "queued",
+    "would_queue": "would be queued",
+    "skipped_active": "skipped, already in progress",
+    "nothing_to_redo": "nothing to redo",
+    "no_such_page": "has no such page",
 }
 
 
@@ -135,6 +145,22 @@ def waiting_work(summary: SummaryView) -> str:
     if summary.eta_seconds is not None and summary.pages_waiting:
         text += f"; about {duration(summary.eta_seconds)} at the rate of the last minute"
     return text + "."
+
+
+def reprocess_job(job: ReprocessJobView) -> str:
+    """Return the progress of a reprocess job."""
+    text = f"Reprocess job {job.id}: {job.state}, {job.handled} of {job.total} documents"
+    counts = [f"{number} {redo_action(action)}" for action, number in job.counts.items()]
+    if counts:
+        text += f" ({', '.join(counts)})"
+    if job.runs_active or job.runs_failed:
+        text += f"; of its runs {job.runs_active} in progress, {job.runs_failed} failed"
+    return f"{text}. {job.message}" if job.message else f"{text}."
+
+
+def redo_action(action: Action) -> str:
+    """Return what a reprocess did, or would do, with a document."""
+    return _REDO_ACTIONS[action]
 
 
 def failures(summary: SummaryView) -> list[tuple[str, str, str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,25 +16,18 @@ from rag_service.cli.common_options import (
     Ocr,
     Parser,
     PasswordFile,
-    Wait,
     begin,
     complete_code,
 )
 from rag_service.cli.output import print_json, print_table
+from rag_service.cli.reprocess_jobs_command import follow_jobs
 
 if TYPE_CHECKING:
-    from rag_service.client import Client
+    from rag_service.client import Client, Redone
     from rag_service.knowledgebase.views import DocumentView, Redo
 
 _INTERVAL = 1.0
 _COLUMNS = ("id", "file", "action", "pages kept", "pages read again")
-_ACTIONS = {
-    "queued": "queued",
-    "would_queue": "would be queued",
-    "skipped_active": "skipped, already in progress",
-    "nothing_to_redo": "nothing to redo",
-    "no_such_page": "has no such page",
-}
 
 
 def register(app: typer.Typer) -> None:
@@ -111,6 +105,14 @@ _Pages = Annotated[
     typer.Option(metavar="3,7-9", help="Pages with these numbers.", rich_help_panel=_PAGES),
 ]
 _AllPages = Annotated[bool, typer.Option("--all-pages", help="Read all good pages again.")]
+_Wait = Annotated[
+    bool | None,
+    typer.Option(
+        "--wait/--no-wait",
+        help="Wait until every document is finished; with --no-wait not even until all runs of a "
+        "large selection are added.",
+    ),
+]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
 ]
@@ -138,7 +140,7 @@ def reprocess(
     ocr: Ocr = None,
     password_file: PasswordFile = None,
     dry_run: _DryRun = False,
-    wait: Wait = False,
+    wait: _Wait = None,
     as_json: Json = False,
 ) -> None:
     """Process documents again. Good pages are kept; the old text stays until the new is stored."""
@@ -172,7 +174,7 @@ def _send(
     password_file: Path | None,
     *,
     dry_run: bool,
-    wait: bool,
+    wait: bool | None,
     as_json: bool,
 ) -> None:
     from rag_service.cli.passwords import read_password
@@ -184,48 +186,64 @@ def _send(
             redone = _redo_named(client, selectors, changes, read_password(password_file))
         else:
             redone = client.redo_many(selectors | changes | {"dry_run": dry_run})
-        _report(redone, as_json=as_json)
-        if wait:
-            _await(client, redone, as_json=as_json)
+        if redone.documents or not redone.jobs:
+            _report(redone, as_json=as_json)
+        succeeded = follow_jobs(client, redone.jobs, wait=wait, as_json=as_json)
+        if wait and redone.documents:
+            succeeded &= _await(client, redone.documents, as_json=as_json)
+    if not succeeded:
+        raise typer.Exit(1)
 
 
 def _redo_named(
     client: Client, selectors: dict[str, Any], changes: dict[str, Any], password: str | None
-) -> list[Redo]:
+) -> Redone:
     """Redo with the password, or ask for one for each document that needs it."""
     from rag_service.cli.passwords import ask_and_redo, can_ask, locked
+    from rag_service.client import Redone
 
     if password is None and not can_ask():
         return client.redo_many(selectors | changes)
     # A dry run checks the IDs and applies the other selectors; then each document is redone.
     selected = client.redo_many(selectors | changes | {"dry_run": True})
-    ids = [redo.id for redo in selected]
+    ids = [redo.id for redo in selected.documents]
     if password is not None:
-        return [client.redo(one, changes | {"password": password}) for one in ids]
-    would_queue = [redo.id for redo in selected if redo.action == "would_queue"]
+        return Redone([client.redo(one, changes | {"password": password}) for one in ids])
+    would_queue = [redo.id for redo in selected.documents if redo.action == "would_queue"]
     encrypted = {view.id: view for view in locked(client.document(one) for one in would_queue)}
     asked = [ask_and_redo(client, view, changes) for view in encrypted.values()]
     rest = [one for one in ids if one not in encrypted]
-    redone = client.redo_many(selectors | changes | {"ids": rest}) if rest else []
-    return redone + [redo for redo in asked if redo is not None]
+    redone = client.redo_many(selectors | changes | {"ids": rest}) if rest else Redone()
+    documents = redone.documents + [redo for redo in asked if redo is not None]
+    return replace(redone, documents=documents)
 
 
-def _report(redone: list[Redo], *, as_json: bool) -> None:
+def _report(redone: Redone, *, as_json: bool) -> None:
     if as_json:
-        for redo in redone:
+        for redo in redone.documents:
             print_json(redo)
         return
-    print_table(_COLUMNS, [_row(redo) for redo in redone])
-    counts = Counter(redo.action for redo in redone)
-    listed = ", ".join(f"{n} {_ACTIONS[action]}" for action, n in counts.most_common())
+    print_table(_COLUMNS, [_row(redo) for redo in redone.documents])
+    counts = Counter(redo.action for redo in redone.documents)
+    listed = ", ".join(
+        f"{n} {field_text.redo_action(action)}" for action, n in counts.most_common()
+    )
     typer.echo(listed[:1].upper() + listed[1:] + "." if listed else "Nothing to redo.")
+    if (more := redone.selected - len(redone.documents)) > 0:
+        typer.echo(f"{more} more documents are selected.")
 
 
 def _row(redo: Redo) -> tuple[object, ...]:
-    return (redo.id, redo.filename, _ACTIONS[redo.action], redo.pages_reused, redo.pages_redone)
+    return (
+        redo.id,
+        redo.filename,
+        field_text.redo_action(redo.action),
+        redo.pages_reused,
+        redo.pages_redone,
+    )
 
 
-def _await(client: Client, redone: list[Redo], *, as_json: bool) -> None:
+def _await(client: Client, redone: list[Redo], *, as_json: bool) -> bool:
     from rag_service.cli.progress import follow
 
     ids = [redo.id for redo in redone if redo.run_id is not None]
@@ -235,8 +253,7 @@ def _await(client: Client, redone: list[Redo], *, as_json: bool) -> None:
             print_json(view)
     else:
         print_table(("id", "file", "status", "pages", "error"), [_outcome(v) for v in views])
-    if not all(field_text.succeeded(view) for view in views):
-        raise typer.Exit(1)
+    return all(field_text.succeeded(view) for view in views)
 
 
 def _outcome(view: DocumentView) -> tuple[object, ...]:

@@ -140,6 +140,8 @@ def _print_summary(summary: SummaryView) -> None:
         print_lines(text)
     for held in summary.held:
         print_lines(one_line(f"The {held.stage} stage is held. {held.message}"))
+    for job in summary.reprocess_jobs:
+        print_lines(field_text.reprocess_job(job))
     if rows := field_text.failures(summary):
         typer.echo("\nFailed documents by cause, and the command that selects them:")
         print_table(("error", "documents", "command"), [row[:3] for row in rows])

@@ -134,7 +134,7 @@ class LimitsOptions(Section):
 
     max_bytes: Bytes = common("Largest accepted file, in bytes.")
     max_pages: Count = common("Most pages of a document.")
-    max_backlog: Count = common("Waiting documents above which uploads get 503.")
+    max_backlog: Count = common("Waiting documents of a priority above which its uploads get 503.")
 
 
 class ParserOptions(Section):

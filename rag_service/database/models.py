@@ -145,6 +145,12 @@ class Run(Base):
         Index("ix_runs_error", "error_code", postgresql_where=text("error_code IS NOT NULL")),
         Index("ix_runs_finished", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
         Index("ix_runs_parser", "parser"),
+        Index(
+            "ix_runs_reprocess_job",
+            "reprocess_job_id",
+            "state",
+            postgresql_where=text("reprocess_job_id IS NOT NULL"),
+        ),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -163,6 +169,8 @@ class Run(Base):
     reuse_pages: Mapped[bool] = mapped_column(default=True)
     # Pages to be read again although they are good; all other good pages are reused.
     redo_pages: Mapped[list[int]] = mapped_column(default=list)
+    # The reprocess job that added the run.
+    reprocess_job_id: Mapped[str | None]
 
     # Its place in the queue: when it was added, or later if it gave its fork to other runs.
     queued_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -294,6 +302,34 @@ class RemoteJob(Base):
     usd_per_second: Mapped[float]
     gauges: Mapped[dict[str, Any] | None]
     error_message: Mapped[str | None]
+
+
+class ReprocessJob(Base):
+    """A reprocess of many documents: what was asked, and what became of the documents so far."""
+
+    __tablename__ = "reprocess_jobs"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    request: Mapped[dict[str, Any]]
+    priority: Mapped[int] = mapped_column(SmallInteger)
+    total: Mapped[int]
+    # The number of documents by action.
+    counts: Mapped[dict[str, Any]]
+    # Why it waits.
+    message: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    ended_at: Mapped[datetime | None]
+
+
+class ReprocessItem(Base):
+    """A document that a reprocess job has not come to yet."""
+
+    __tablename__ = "reprocess_items"
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    document_id: Mapped[str]
 
 
 class OcrServer(Base):

@@ -114,14 +114,18 @@ def _is_invisible(letter: str) -> bool:
     return unicodedata.category(letter) == "Cf" and letter not in _JOINERS
 
 
-def require_backlog_space(settings: Settings) -> None:
-    """Raise BacklogFull if limits.max_backlog documents are waiting."""
+def require_backlog_space(settings: Settings, priority: Priority) -> None:
+    """Raise BacklogFull if limits.max_backlog documents of this priority are waiting.
+
+    Each priority has a backlog of its own, so bulk work never refuses an interactive document.
+    """
     most = settings.limits.max_backlog
     with begin() as connection:
-        waiting = runs.backlog(connection, most)
+        waiting = runs.backlog(connection, most, priority)
     if waiting >= most:
+        name = priority.name.lower()
         raise BacklogFull(
-            f"At least {most} documents are waiting (limits.max_backlog); try again later."
+            f"At least {most} {name} documents are waiting (limits.max_backlog); try again later."
         )
 
 
@@ -140,7 +144,7 @@ def accept(
     Raises EmptyFile, UnsupportedType, OptionsDiffer, BacklogFull, StorageUnavailable.
     """
     media_type = file.finish()
-    require_backlog_space(settings)
+    require_backlog_space(settings, options.priority)
     new = NewDocument(
         collection=options.collection,
         sha256=file.sha256,

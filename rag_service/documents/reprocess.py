@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rag_service.config.options import Settings
-from rag_service.database.engine import begin
+from rag_service.database.engine import Connection, begin
 from rag_service.errors import AlreadyActive, InvalidOptions, NotFound, require_outcome_code
 from rag_service.jobs import runs, wake_ups
 from rag_service.jobs.runs import RunOptions
@@ -15,6 +15,7 @@ from rag_service.knowledgebase.selection import (
     Candidate,
     PageRange,
     Selectors,
+    count_selected,
     reused_pages,
     select_documents,
     unknown_ids,
@@ -76,26 +77,42 @@ def reprocess(
     change: Change,
     *,
     dry_run: bool = False,
-    on_each: Callable[[Redo], None] = lambda _: None,
+    most: int | None = None,
 ) -> list[Redo]:
-    """Add a run for each selected document that has something to redo.
+    """Add a run for each selected document, of the oldest `most`, that has something to redo.
 
     If pages are selected, by number or by a property, they are read again although they are good,
-    and the document's other good pages are reused. `on_each` is called after each document.
+    and the document's other good pages are reused.
+    Raises InvalidOptions for empty or contradictory selectors, NotFound with all unknown ids.
+    """
+    redone = []
+    for candidate in candidates(selectors, change, most=most):
+        with begin() as connection:
+            redo = reprocess_one(connection, settings, candidate, change, dry_run=dry_run)
+        if redo.run_id is not None:
+            wake_ups.notify(Stage.PREPARE, redo.run_id, redo.filename)
+        redone.append(redo)
+    return redone
+
+
+def candidates(selectors: Selectors, change: Change, *, most: int | None = None) -> list[Candidate]:
+    """Return the selected documents, oldest first, at most `most`.
+
     Raises InvalidOptions for empty or contradictory selectors, NotFound with all unknown ids.
     """
     _check_selectors(selectors)
     with begin() as connection:
         unknown = unknown_ids(connection, selectors.ids)
-        candidates = select_documents(connection, selectors, change.pages)
+        found = select_documents(connection, selectors, change.pages, most=most)
     if unknown:
         raise NotFound(f"No document {', '.join(unknown)}.")
-    redone = []
-    for candidate in candidates:
-        redo = _reprocess_one(settings, candidate, change, dry_run=dry_run)
-        on_each(redo)
-        redone.append(redo)
-    return redone
+    return found
+
+
+def selected_documents(selectors: Selectors) -> int:
+    """Return the number of selected documents."""
+    with begin() as connection:
+        return count_selected(connection, selectors)
 
 
 def _check_selectors(selectors: Selectors) -> None:
@@ -110,12 +127,22 @@ def _check_selectors(selectors: Selectors) -> None:
         raise InvalidOptions("since: must be earlier than `before`.")
 
 
-def _reprocess_one(
-    settings: Settings, candidate: Candidate, change: Change, *, dry_run: bool
+def reprocess_one(
+    connection: Connection,
+    settings: Settings,
+    candidate: Candidate,
+    change: Change,
+    *,
+    dry_run: bool = False,
+    job_id: str | None = None,
 ) -> Redo:
+    """Add a run for the document if it has something to redo; no worker is notified of it.
+
+    `job_id`: the reprocess job that adds it.
+    """
     options = _options(settings, candidate, change)
     chosen = None if change.all_pages else candidate.chosen
-    reused = 0 if change.all_pages else _count_reused(candidate, options)
+    reused = 0 if change.all_pages else _count_reused(connection, candidate, options)
     redo = Redo(
         id=candidate.id,
         filename=candidate.filename,
@@ -126,7 +153,7 @@ def _reprocess_one(
     )
     if dry_run or redo.action is not Action.WOULD_QUEUE:
         return redo
-    return _add_run(redo, options, change, chosen or ())
+    return _add_run(connection, redo, options, change, chosen or (), job_id)
 
 
 def _options(settings: Settings, candidate: Candidate, change: Change) -> RunOptions:
@@ -139,11 +166,10 @@ def _options(settings: Settings, candidate: Candidate, change: Change) -> RunOpt
     )
 
 
-def _count_reused(candidate: Candidate, options: RunOptions) -> int:
+def _count_reused(connection: Connection, candidate: Candidate, options: RunOptions) -> int:
     if candidate.chosen == ():
         return candidate.pages
-    with begin() as connection:
-        return reused_pages(connection, candidate.id, options.fingerprint, candidate.chosen or ())
+    return reused_pages(connection, candidate.id, options.fingerprint, candidate.chosen or ())
 
 
 def _choose_action(
@@ -157,17 +183,23 @@ def _choose_action(
     return Action.NOTHING_TO_REDO if is_complete or chosen == () else Action.WOULD_QUEUE
 
 
-def _add_run(redo: Redo, options: RunOptions, change: Change, redo_pages: tuple[int, ...]) -> Redo:
+def _add_run(
+    connection: Connection,
+    redo: Redo,
+    options: RunOptions,
+    change: Change,
+    redo_pages: tuple[int, ...],
+    job_id: str | None,
+) -> Redo:
     try:
-        with begin() as connection:
+        with connection.begin_nested():
             run_id = runs.add_run(
                 connection, redo.id, options, change.priority,
-                reuse_pages=not change.all_pages, redo_pages=redo_pages,
+                reuse_pages=not change.all_pages, redo_pages=redo_pages, reprocess_job_id=job_id,
             )  # fmt: skip
     except NotFound:
         # The document was deleted after its selection.
         return redo.model_copy(update={"action": Action.NOTHING_TO_REDO})
     except AlreadyActive:
         return redo.model_copy(update={"action": Action.SKIPPED_ACTIVE})
-    wake_ups.notify(Stage.PREPARE, run_id, redo.filename)
     return redo.model_copy(update={"action": Action.QUEUED, "run_id": run_id})

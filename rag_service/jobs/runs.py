@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Select, func, literal, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import IntegrityError
 
@@ -22,7 +22,9 @@ from rag_service.jobs.endings import UNCLAIMED, WORKED, end_run
 from rag_service.jobs.leases import ClaimedRun, fence, time_spent
 from rag_service.jobs.run_pages import PROGRESS, PlannedRow, add_plan, failed_numbers
 from rag_service.runtime.time_spent import TimeSpent
-from rag_service.states import TERMINAL, LayoutMode, PageState, RunState, Stage
+from rag_service.states import TERMINAL, LayoutMode, PageState, Priority, RunState, Stage
+
+_TERMINAL_WORDS = [literal(state.value, literal_execute=True) for state in sorted(TERMINAL)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ def add_run(
     *,
     reuse_pages: bool = True,
     redo_pages: Sequence[int] = (),
+    reprocess_job_id: str | None = None,
 ) -> str:
     """Insert a queued run of a document that has no active one. Return its id.
 
@@ -76,6 +79,7 @@ def add_run(
         priority=priority,
         reuse_pages=reuse_pages,
         redo_pages=list(redo_pages),
+        reprocess_job_id=reprocess_job_id,
         **asdict(options),
     )
     try:
@@ -225,7 +229,14 @@ def _next_claimable(stage: Stage, server: str | None, limit: int) -> Select[str,
     )
 
 
-def backlog(connection: Connection, most: int) -> int:
-    """Return the number of runs that are not terminal, or `most` if there are more."""
-    active = select(Run.id).where(Run.state.not_in(TERMINAL)).limit(most).subquery()
+def backlog(connection: Connection, most: int, priority: Priority) -> int:
+    """Return the number of runs of a priority that are not terminal, or `most` if more."""
+    active = (
+        select(Run.id)
+        .where(Run.state.in_(sorted(set(RunState) - TERMINAL)), Run.priority == priority)
+        # As the partial index has it.
+        .where(Run.state.not_in(_TERMINAL_WORDS))
+        .limit(most)
+        .subquery()
+    )
     return connection.scalar(select(func.count()).select_from(active)) or 0

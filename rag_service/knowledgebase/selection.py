@@ -86,16 +86,57 @@ QUARANTINED = "worker_crashed"
 _Newest = aliased(Run, name="newest")
 # The run whose pages are shown and searched: the current one, else the newest.
 _Shown = aliased(Run, name="answering")
+_ORDER = (Document.created_at, Document.id)
 
 
 def select_documents(
-    connection: Connection, selectors: Selectors, numbers: Sequence[PageRange] = ()
+    connection: Connection,
+    selectors: Selectors,
+    numbers: Sequence[PageRange] = (),
+    *,
+    among: Sequence[str] | None = None,
+    most: int | None = None,
 ) -> list[Candidate]:
     """Return the selected documents, oldest first; `numbers`: selected pages of each.
+
+    With `among` only those of these ids are returned, and at most `most`.
 
     `failed`, `error`, `since` and `before` are checked on the newest run, the others on the
     current one. Quarantined documents are selected only if ids are given too.
     """
+    query = _selected(
+        selectors,
+        Document.id,
+        Document.filename,
+        _Newest.state,
+        _chosen(selectors, numbers),
+        _Newest.error_code,
+        _Newest.parser,
+        _Newest.model,
+        _Newest.ocr,
+        _Newest.dpi,
+        func.coalesce(_Newest.page_count, _Shown.page_count, 0),
+    )
+    if among is not None:
+        query = query.where(Document.id.in_(among))
+    return [
+        Candidate(row[0], row[1], RunState(row[2]), _as_tuple(row[3]), *row[4:])
+        for row in connection.execute(query.order_by(*_ORDER).limit(most))
+    ]
+
+
+def count_selected(connection: Connection, selectors: Selectors) -> int:
+    """Return the number of selected documents."""
+    return connection.scalar(_selected(selectors, func.count())) or 0
+
+
+def numbered_ids(selectors: Selectors) -> Select[int, str]:
+    """Return the query for places, oldest first, and ids of the selected documents."""
+    place = func.row_number().over(order_by=_ORDER)
+    return _selected(selectors, place, Document.id)
+
+
+def _selected(selectors: Selectors, *columns: Any) -> Select[Any]:
     newest = (
         select(Run.id)
         .where(Run.document_id == Document.id)
@@ -104,19 +145,9 @@ def select_documents(
         .correlate(Document)
         .scalar_subquery()
     )
-    query = (
-        select(
-            Document.id,
-            Document.filename,
-            _Newest.state,
-            _chosen(selectors, numbers),
-            _Newest.error_code,
-            _Newest.parser,
-            _Newest.model,
-            _Newest.ocr,
-            _Newest.dpi,
-            func.coalesce(_Newest.page_count, _Shown.page_count, 0),
-        )
+    return (
+        select(*columns)
+        .select_from(Document)
         .join(_Newest, and_(_Newest.document_id == Document.id, _Newest.id == newest))
         # By the document too: so the search may begin with pages that a condition selects.
         .join(
@@ -127,12 +158,7 @@ def select_documents(
             ),
         )
         .where(Document.deleted_at.is_(None), *_conditions(selectors))
-        .order_by(Document.created_at, Document.id)
     )
-    return [
-        Candidate(row[0], row[1], RunState(row[2]), _as_tuple(row[3]), *row[4:])
-        for row in connection.execute(query)
-    ]
 
 
 def _as_tuple(numbers: list[int] | None) -> tuple[int, ...] | None:

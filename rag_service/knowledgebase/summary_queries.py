@@ -13,6 +13,7 @@ from rag_service.database.engine import reading
 from rag_service.database.models import Document, Run
 from rag_service.errors import Cancelled
 from rag_service.jobs import held_stages, server_samples
+from rag_service.knowledgebase import reprocess_jobs
 from rag_service.knowledgebase.views import FailureView, HeldView, SummaryView
 from rag_service.states import Stage
 
@@ -20,6 +21,7 @@ from rag_service.states import Stage
 _COUNTED = 10_000
 # Documents of a cause, the newest ones, that are asked whether a reprocess may help.
 _SAMPLED = 100
+_JOBS_SHOWN = 5
 
 
 def summarise(settings: Settings) -> SummaryView:
@@ -40,6 +42,7 @@ def summarise(settings: Settings) -> SummaryView:
         failures=failures,
         lower_bound=waiting >= _COUNTED,
         held=[HeldView(stage=one.stage, message=one.message) for one in held],
+        reprocess_jobs=reprocess_jobs.list_jobs(_JOBS_SHOWN, only_running=True),
     )
 
 

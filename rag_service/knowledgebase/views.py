@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -16,6 +17,7 @@ from rag_service.states import (
     OcrMode,
     PagePlan,
     PostReason,
+    ReprocessState,
     RunState,
     Stage,
     WaitingFor,
@@ -290,6 +292,33 @@ class Redo(View):
     """Pages that it reads again; null if the document's pages are not known yet."""
 
 
+class ReprocessJobView(View):
+    """A reprocess of many documents, which maintenance carries out in batches."""
+
+    id: str
+    """The job's id."""
+    state: ReprocessState
+    """running, done (every document was handled) or cancelled."""
+    priority: Literal["interactive", "bulk"]
+    """The priority of the runs that it adds."""
+    total: int
+    """Documents that were selected."""
+    handled: int
+    """Those of them that it has handled so far."""
+    counts: dict[Action, int]
+    """The handled documents by action."""
+    runs_active: int
+    """Runs that it added and that have not ended."""
+    runs_failed: int
+    """Runs that it added and that failed or were cancelled."""
+    message: str | None
+    """Why it waits; null if it does not."""
+    created_at: datetime
+    """When it was added."""
+    ended_at: datetime | None
+    """When it was done or cancelled."""
+
+
 class SampleView(View):
     """An OCR server's load at one moment; None for a gauge that it does not have."""
 
@@ -400,3 +429,5 @@ class SummaryView(View):
     """There are more documents than were counted."""
     held: list[HeldView] = []
     """Stages that do nothing for waiting documents, and by what they are held."""
+    reprocess_jobs: list[ReprocessJobView]
+    """The newest running reprocess jobs."""

@@ -1,9 +1,11 @@
 """Reprocessing over HTTP: one document, many, with a password, as a dry run."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rag_service.documents import bulk_reprocess
 from rag_service.documents.storage import DocumentStore, source_key, working_key
 from rag_service.errors import CorruptPdf, EncryptedPdf, PageTimeout, WorkerCrashed
 from rag_service.jobs import runs
@@ -263,3 +265,59 @@ class TestMany:
             assert answer.json()["documents"] == []
         answer = api.client.post("/reprocess", json={"ids": [failed], "error": "pages_failed"})
         assert answer.json()["counts"] == {"queued": 1}
+
+
+class TestJobs:
+    @pytest.fixture
+    def job(self, api, make_pdf, work_off, monkeypatch):
+        """A job of three failed documents."""
+        monkeypatch.setattr(bulk_reprocess, "AT_ONCE", 2)
+        for name in "abc":
+            api.add(make_pdf(name))
+            work_off(error=CorruptPdf())
+        answer = api.client.post("/reprocess", json={"failed": True})
+        assert answer.status_code == 202
+        assert answer.headers["location"] == f"/reprocess-jobs/{answer.json()['id']}"
+        return answer.json()
+
+    def test_is_shown_with_its_progress(self, api, job):
+        url = f"/reprocess-jobs/{job['id']}"
+        assert (job["state"], job["total"], job["handled"]) == ("running", 3, 0)
+        assert api.client.get("/summary").json()["reprocess_jobs"] == [job]
+        bulk_reprocess.advance(api.settings, threading.Event())
+        done = api.client.get(url).json()
+        assert (done["state"], done["counts"], done["runs_active"]) == ("done", {"queued": 3}, 3)
+        assert api.client.get("/reprocess-jobs").json()["jobs"] == [done]
+        assert api.client.get("/summary").json()["reprocess_jobs"] == []
+        assert api.client.post(url + "/cancel").json()["cancelled"] is False
+
+    def test_is_cancelled(self, api, job):
+        url = f"/reprocess-jobs/{job['id']}"
+        assert api.client.post(url + "/cancel").json() == {"id": job["id"], "cancelled": True}
+        assert bulk_reprocess.advance(api.settings, threading.Event()) == 0
+        assert api.client.get(url).json()["state"] == "cancelled"
+
+    @pytest.mark.parametrize("job_id", ["nope", "a%00b", "x" * 99])
+    def test_an_unknown_job_is_not_found(self, api, job_id):
+        for answer in (
+            api.client.get(f"/reprocess-jobs/{job_id}"),
+            api.client.post(f"/reprocess-jobs/{job_id}/cancel"),
+        ):
+            assert code_of(answer) == (404, "not_found")
+
+    def test_a_dry_run_adds_no_job(self, api, job):
+        answer = api.client.post("/reprocess", json={"failed": True, "dry_run": True})
+        assert (answer.status_code, answer.json()["selected"]) == (200, 3)
+        assert len(api.client.get("/reprocess-jobs").json()["jobs"]) == 1
+
+
+def test_a_full_backlog_refuses_a_bulk_redo_and_takes_an_interactive_one(
+    start_api, make_pdf, work_off
+):
+    api = start_api(limits={"max_backlog": 1})
+    failed = api.add(make_pdf("a"))
+    work_off(error=CorruptPdf())
+    api.add(make_pdf("b"))
+    url = f"/documents/{failed}/reprocess"
+    assert code_of(api.client.post(url)) == (503, "backlog_full")
+    assert api.client.post(url, json={"priority": "interactive"}).status_code == 202

@@ -6,14 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from rag_service.documents import bulk_reprocess
 from rag_service.errors import RagServiceError
 from rag_service.jobs import runs
-from rag_service.states import RunState, Stage
+from rag_service.knowledgebase import reprocess_jobs
+from rag_service.states import PageState, RunState, Stage
 from tests import simulation as sim
 from tests.conftest import Api
 
@@ -113,6 +118,32 @@ def test_reprocess_reads_given_pages_again_and_a_dry_run_reports_it(
     assert (would["action"], would["pages_reused"], would["pages_redone"]) == ("would_queue", 1, 2)
     done = json.loads(cli("reprocess", *options).stdout)
     assert (done["id"], done["action"], done["pages_redone"]) == (document_id, "queued", 2)
+
+
+def test_a_reprocess_job_is_started_followed_and_cancelled(
+    cli: Cli, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_reprocess, "AT_ONCE", 2)
+    for _ in range(3):
+        sim.processed_document(PageState.FAILED)
+    left = cli("reprocess", "--failed", "--no-wait")
+    assert (left.returncode, "running, 0 of 3 documents" in left.stdout) == (0, True), left.stderr
+    [job] = api.client.get("/reprocess-jobs").json()["jobs"]
+    assert f"rag-service reprocess-jobs {job['id']} --cancel" in left.stdout
+    assert f"Reprocess job {job['id']}: running" in cli("status").stdout
+    stopped = cli("reprocess-jobs", job["id"][:8], "--cancel")
+    assert (stopped.returncode, "cancelled" in stopped.stdout) == (0, True), stopped.stderr
+    with ThreadPoolExecutor(1) as pool:
+        followed = pool.submit(cli, "reprocess", "--failed")
+        while not reprocess_jobs.running():
+            assert not followed.done(), followed.result().stderr
+            time.sleep(0.05)
+        bulk_reprocess.advance(api.settings, threading.Event())
+    assert followed.result().returncode == 0
+    shown = "done, 3 of 3 documents (3 queued); of its runs 3 in progress"
+    assert shown in followed.result().stdout
+    assert cli("reprocess-jobs", "--wait").returncode == 2
+    assert "No reprocess job nope" in cli("reprocess-jobs", "nope").stderr
 
 
 def test_reprocess_refuses_selectors_without_meaning(cli: Cli, tmp_path: Path) -> None:

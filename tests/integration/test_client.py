@@ -1,5 +1,6 @@
 """The HTTP client against the real API."""
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rag_service.client import Client
 from rag_service.config.options import Settings
 from rag_service.embedded.folder import free_port as unused_port
 from rag_service.errors import (
+    AnswerTimeout,
     ConfigurationError,
     CorruptPdf,
     EncryptedPdf,
@@ -116,9 +118,9 @@ def test_cancel_delete_and_redo(
     assert not client.cancel(sent.id)
     assert client.redo(sent.id, {}).action is Action.QUEUED
     work_off(error=CorruptPdf())
-    [would] = client.redo_many({"failed": True, "dry_run": True})
+    [would] = client.redo_many({"failed": True, "dry_run": True}).documents
     assert (would.id, would.action) == (sent.id, Action.WOULD_QUEUE)
-    [done] = client.redo_many({"ids": [sent.id]})
+    [done] = client.redo_many({"ids": [sent.id]}).documents
     assert done.action is Action.QUEUED
     client.delete(sent.id)
     with pytest.raises(NotFound):
@@ -195,3 +197,14 @@ def free_port() -> int:
 def test_a_filename_is_stored_unchanged(client: Client, pdf: Path, name: str, stored: str) -> None:
     path = pdf.rename(pdf.with_name(name))
     assert client.document(client.send(path, {}).id).filename == stored
+
+
+def test_a_service_that_does_not_answer_in_time_is_not_called_unreachable(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rag_service.client._ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        slow = changed_settings(settings, api={"url": url})
+        with Client(slow) as client, pytest.raises(AnswerTimeout, match="may still carry out"):
+            client.redo_many({"failed": True})

@@ -301,4 +301,4 @@ def test_no_message_is_sent_for_an_uncommitted_run(upload, monkeypatch):
     assert queue_length(Stage.PREPARE) == 0
     assert sim.rows("SELECT 1 FROM documents") == []
     with begin() as connection:
-        assert runs.backlog(connection, 9) == 0
+        assert runs.backlog(connection, 9, Priority.BULK) == 0

@@ -122,12 +122,6 @@ def test_documents_with_an_error_code_are_redone_in_order(redo):
     assert redo(failed=True) == []
 
 
-def test_each_document_is_reported_when_it_is_done(settings, failed):
-    reported = []
-    done = redoing.reprocess(settings, Selectors(failed=True), Change(), on_each=reported.append)
-    assert reported == done
-
-
 def test_unknown_ids_are_named_and_nothing_is_done(redo, failed):
     with pytest.raises(NotFound, match="no-such"):
         redo(failed, "no-such")
@@ -140,8 +134,8 @@ def test_a_document_deleted_meanwhile_does_not_stop_the_others(redo, failed, mon
     other = sim.processed_document(FAILED)
     select = redoing.select_documents
 
-    def then_delete(*args):
-        found = select(*args)
+    def then_delete(*args, **more):
+        found = select(*args, **more)
         deletion.delete(failed)
         return found
 

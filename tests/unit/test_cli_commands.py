@@ -18,7 +18,8 @@ from rag_service.client import error_classes
 from rag_service.config.option_list import options
 
 COMMANDS = {
-    "run", "up", "ingest", "status", "show", "cancel", "delete", "reprocess", "worker", "serve",
+    "run", "up", "ingest", "status", "show", "cancel", "delete", "reprocess", "reprocess-jobs",
+    "worker", "serve",
     "flower", "cpu-ocr-server", "layout-server", "migrate", "probe", "settings",
 }  # fmt: skip
 HEAVY = {
