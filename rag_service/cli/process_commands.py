@@ -94,7 +94,11 @@ def flower() -> None:
     auth = settings.flower.basic_auth
     # Flower's API can stop workers: without credentials it is disabled, on loopback too.
     os.environ.pop("FLOWER_UNAUTHENTICATED_API", None)
-    if auth is not None:
+    if auth is None:
+        from workers.flower_access import require_local_names
+
+        require_local_names()
+    else:
         # Not an argument, which every user of the machine can read.
         os.environ["FLOWER_BASIC_AUTH"] = auth.get_secret_value()
     _celery(["flower", f"--address={settings.flower.host}", f"--port={settings.flower.port}"])

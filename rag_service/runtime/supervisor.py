@@ -35,6 +35,7 @@ STEADY_SECONDS = 60.0
 KILL_SECONDS = 10.0
 TAIL_BYTES = 4000
 LARGEST_LOG = 20 * 1024 * 1024
+_PRIVATE = 0o600
 
 
 @dataclass(frozen=True)
@@ -286,8 +287,14 @@ def _output(path: Path | None) -> Iterator[IO[bytes] | None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LARGEST_LOG:
         path.replace(path.with_name(path.name + ".1"))
-    with path.open("ab") as output:
+    # Logs name documents: other users of the machine may not read them, old ones included.
+    with open(path, "ab", opener=_open_private) as output:
+        os.fchmod(output.fileno(), _PRIVATE)
         yield output
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, _PRIVATE)
 
 
 def _end(child: _Child) -> None:

@@ -32,6 +32,11 @@ class Flower:
         url = f"http://127.0.0.1:{self._port}/tasks/datatable"
         return httpx.get(url, params=_QUERY, trust_env=False).json()["data"]
 
+    def status_for(self, host):
+        """Return the status of its page under this name."""
+        url = f"http://127.0.0.1:{self._port}/tasks"
+        return httpx.get(url, headers={"Host": host}, trust_env=False).status_code
+
     def ended(self, text):
         """Return the rows that show this text as a result or an exception, once there are any."""
 
@@ -110,3 +115,11 @@ def test_flower_shows_what_became_of_each_document(service):
     assert {task["state"] for task in given_back} == {"RETRY"}
     assert all(parked.id in task["exception"] for task in given_back)
     assert all(task["name"] for task in flower.tasks())
+
+
+def test_without_credentials_only_names_of_this_machine_are_answered(service):
+    flower = Flower(service)
+    for host in ("127.0.0.1:5555", "localhost", "[::1]:5555"):
+        assert flower.status_for(host) == 200
+    for host in ("attacker.example", "127.0.0.1.attacker.example:5555", "10.0.0.7:5555"):
+        assert flower.status_for(host) == 403

@@ -49,6 +49,12 @@ def test_the_grace_period_exceeds_the_soft_shutdown(services: dict[str, Any]) ->
         assert grace > load_settings().worker.soft_shutdown
 
 
+def test_ports_are_published_on_this_machine_alone(services: dict[str, Any]) -> None:
+    for service in services.values():
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:")
+
+
 def test_published_ports_need_credentials(services: dict[str, Any]) -> None:
     published = {name for name, service in services.items() if "ports" in service}
     assert published == {"api", "flower"}

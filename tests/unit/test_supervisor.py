@@ -296,6 +296,18 @@ def test_a_log_that_is_too_large_is_rotated(sup, tmp_path, monkeypatch):
     assert Path(f"{log}.1").read_text() == "more than ten bytes\n"
 
 
+@pytest.mark.parametrize("mode", [None, 0o644])
+def test_a_log_is_readable_by_its_owner_alone(sup, tmp_path, mode):
+    log = tmp_path / "p.log"
+    if mode is not None:
+        log.write_text("old\n")
+        log.chmod(mode)
+    sup.start(program("p", "print('new')", restart=False, log=log))
+    eventually(lambda: only(sup).last_exit is not None)
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert log.read_text().endswith("new\n")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_program_can_run_as_another_user_without_the_groups_of_root(sup, tmp_path):
     import pwd

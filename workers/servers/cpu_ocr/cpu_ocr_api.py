@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rag_service.config.options import CpuOcrOptions
+from rag_service.runtime.browser_refusal import BrowserRefusal
 from workers.servers.cpu_ocr import chat_protocol, page_orientation, request_picture, text_order
 from workers.servers.cpu_ocr.chat_protocol import ReadingRequest, RequestRefused
 from workers.servers.cpu_ocr.ocr_engine import FasterPaddle, TextRecogniser, model_name
@@ -61,6 +63,7 @@ def create_app(
             HTTPException: _http_error,
             Exception: _unexpected_error,
         },
+        middleware=[Middleware(BrowserRefusal)],
         lifespan=lifespan,
     )
     app.state.queue = queue

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -16,6 +17,7 @@ from rag_service.config.options import LayoutOptions
 from rag_service.layout.layout_client import Readiness
 from rag_service.layout.layout_model import BadPicture, LayoutModel
 from rag_service.layout.page_layout import PageLayout
+from rag_service.runtime.browser_refusal import BrowserRefusal
 from workers.servers.layout.layout_queue import (
     LayoutAbandoned,
     LayoutQueue,
@@ -71,6 +73,7 @@ def create_app(
             Route("/health", service.health),
             Route("/metrics", service.metrics),
         ],
+        middleware=[Middleware(BrowserRefusal)],
         lifespan=lifespan,
     )
     app.state.queue = queue
