@@ -104,6 +104,18 @@ class _Jobs(BaseModel):
     jobs: list[JobView]
 
 
+class FaultView(BaseModel):
+    """A fault that health reports: its name and a sentence."""
+
+    name: str
+    message: str
+
+
+class _Health(BaseModel):
+    failed: list[FaultView] = []
+    degraded: list[FaultView] = []
+
+
 class _Servers(BaseModel):
     servers: list[ServerView]
 
@@ -241,6 +253,12 @@ class Client:
         """Return what waits, the expected time for it, and the failed documents by cause."""
         return _parse(SummaryView, self._ask("GET", "/summary"))
 
+    def faults(self) -> list[FaultView]:
+        """Return what health reports: what has failed and what makes documents wait."""
+        # With 503 it is the same answer.
+        found = _parse(_Health, self._request("GET", "/health/ready"))
+        return found.failed + found.degraded
+
     def cancel(self, document_id: str) -> bool:
         """Cancel the active run. Return False if there was none."""
         answer = self._ask("POST", f"{self._path(document_id)}/cancel")
@@ -320,8 +338,14 @@ class Client:
         return found[0]
 
     def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+        answer = self._request(method, path, **request)
+        if answer.is_success:
+            return answer
+        raise _error(answer)
+
+    def _request(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:
-            answer = self._http.request(method, path, **request)
+            return self._http.request(method, path, **request)
         except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
             raise AnswerTimeout(
                 f"The service at {self._url} is there, but has not answered for "
@@ -333,9 +357,6 @@ class Client:
                 f"The service does not answer at {self._url} ({describe_error(error)}). "
                 "Start it with `rag-service up`, or set RAG_SERVICE_URL to its address."
             ) from error
-        if answer.is_success:
-            return answer
-        raise _error(answer)
 
 
 class _Backlog(BacklogFull):

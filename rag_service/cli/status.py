@@ -17,10 +17,12 @@ from rag_service.errors import OUTAGES, NotFound
 from rag_service.states import RunState
 
 if TYPE_CHECKING:
-    from rag_service.client import Client
+    from rag_service.client import Client, FaultView
     from rag_service.knowledgebase.views import DocumentView, ServerView, SummaryView
 
 _LIMIT = 50
+# Faults of health that the lines of the stages and servers say.
+_SHOWN_ELSEWHERE = {"prepare_held", "ocr_held", "starved"}
 _WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
@@ -41,6 +43,7 @@ class _Answer:
     found: list[Found]
     summary: SummaryView | None = None
     servers: list[ServerView] = field(default_factory=list)
+    faults: list[FaultView] = field(default_factory=list)
 
 
 def register(app: typer.Typer) -> None:
@@ -108,7 +111,7 @@ def _ask(client: Client, question: _Question) -> _Answer:
     found: list[Found] = [
         (view.id, view) for view in client.documents(question.filters, question.limit)
     ]
-    return _Answer(found, client.summary(), client.servers())
+    return _Answer(found, client.summary(), client.servers(), client.faults())
 
 
 def _find(client: Client, document_id: str) -> DocumentView | None:
@@ -133,6 +136,9 @@ def _print(answer: _Answer, question: _Question, *, wide: bool, as_json: bool) -
         _print_summary(answer.summary)
     for server in answer.servers:
         print_lines(one_line(field_text.server(server)))
+    for fault in answer.faults:
+        if fault.name not in _SHOWN_ELSEWHERE:
+            print_lines(one_line(f"{fault.name}: {fault.message}"))
 
 
 def _print_summary(summary: SummaryView) -> None:

@@ -15,7 +15,8 @@ import pytest
 from rich.cells import cell_len
 
 from rag_service.errors import CorruptPdf, OcrUnavailable
-from rag_service.states import RunState
+from rag_service.jobs import live_workers
+from rag_service.states import RunState, Stage
 from tests.conftest import Api
 
 Make = Callable[..., bytes]
@@ -141,3 +142,12 @@ def test_help_shows_no_type_beside_a_flag(api: Api) -> None:
     for name in ("status", "reprocess", "ingest", "run", "show", "delete", "probe"):
         _, lines = terminal(api, name, "--help")
         assert "<bool>" not in "\n".join(lines), name
+
+
+def test_status_says_what_is_wrong_with_the_processes(api: Api, pile: dict[str, str]) -> None:
+    trouble = "5 processes in a row ended without a result, the last: no descriptors"
+    live_workers.heartbeat("prepare@a", Stage.PREPARE, 4, fork_deaths=5, trouble=trouble)
+    shown = command(api, "status").stdout
+    assert f"prepare_worker: prepare@a: {trouble}" in shown
+    assert "maintenance: No heartbeat of maintenance" in shown
+    assert max(map(cell_len, terminal(api, "status")[1])) <= 80
