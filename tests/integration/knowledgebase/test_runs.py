@@ -273,14 +273,17 @@ def test_claimable_runs_are_listed_in_claim_order():
     assert runs.next_claimable(Stage.OCR, None, 5) == []
 
 
-def test_the_backlog_counts_runs_that_have_not_ended():
+def test_the_backlog_counts_runs_of_a_priority_that_have_not_ended():
     sim.processed_document(PageState.NATIVE)
     sim.ready_run()
     sim.add_document()
     claim()
+    sim.add_document(Priority.INTERACTIVE)
     with begin() as connection:
-        assert runs.backlog(connection, 9) == 2
-        assert runs.backlog(connection, 1) == 1, "no more than asked for are counted"
+        assert runs.backlog(connection, 9, Priority.BULK) == 2
+        assert runs.backlog(connection, 9, Priority.INTERACTIVE) == 1
+        found = runs.backlog(connection, 1, Priority.BULK)
+        assert found == 1, "no more than asked for are counted"
 
 
 def test_preflight_warnings_are_cleaned_and_stored():
