@@ -22,7 +22,7 @@ FORK = 2
 # A worker's main process: heartbeats and lost children.
 MAIN_PROCESS = 1
 # Rounds have one, the work that runs beside them shares the others.
-MAINTENANCE = 6
+MAINTENANCE = 8
 _LIMITS = """
 SELECT least(
     current_setting('max_connections')::int
