@@ -17,12 +17,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rag_service import errors
-from rag_service.errors import CorruptPdf, PageTimeout, PageUnrenderable, RagServiceError
-from rag_service.pdf.child_limits import ChildLimits
+from rag_service.errors import CorruptPdf
 from rag_service.pdf.child_process import ChildDied, ChildTimeout, RenderChild
+from rag_service.pdf.page_failures import (
+    failed_page,
+    opening_failed,
+    page_error,
+    reason,
+    untried,
+)
 from rag_service.pdf.page_times import PageTimes
 from rag_service.pdf.pipe_frames import Frame
 from rag_service.pdf.planned_queue import BATCH, PlannedQueue
+from rag_service.pdf.replaced_child import ReplacedChild
 from rag_service.pdf.result_frames import (
     crops_in,
     drawn_page,
@@ -40,16 +47,11 @@ from rag_service.pdf.results import (
     ShrinkFailed,
 )
 from rag_service.runtime.time_spent import TimeSpent
-from rag_service.states import OcrMode, PagePlan
+from rag_service.states import OcrMode
 
 if TYPE_CHECKING:
     from rag_service.config.options import PdfOptions
     from rag_service.layout.page_layout import Bbox
-
-# A child is replaced between two requests at this share of pdf.child_max_mib, or at this multiple
-# of its memory after it opened the file.
-_REPLACED_SHARE, _GROWTH = 0.5, 1.5
-
 
 # The frames of an answer that comes in several, and its last frame or what cut it off.
 _Frames = tuple[list[Frame], Frame | ChildTimeout | ChildDied]
@@ -65,7 +67,7 @@ class PdfSession:
     def __init__(self, limits: PdfOptions, max_pages: int) -> None:
         self._limits = limits
         self._max_pages = max_pages
-        self._child: RenderChild | None = None
+        self._child = ReplacedChild(limits)
         self._source: dict[str, Any] | None = None
         self._times = self._times_for(0)
         self._turn = asyncio.Lock()
@@ -99,7 +101,7 @@ class PdfSession:
         async with self._turn:
             self._source = None
             self._times = self._times_for(0)
-            self._discard_used_up_child()
+            self._child.discard_before_document()
             source = {
                 "do": "open", "path": str(path), "media_type": media_type, "password": password,
             }  # fmt: skip
@@ -177,7 +179,7 @@ class PdfSession:
             try:
                 frame = await self._ask(request, self._limits.open_time_limit)
             except (ChildTimeout, ChildDied) as error:
-                raise CorruptPdf(_opening_failed(error, self._limits.open_time_limit)) from error
+                raise CorruptPdf(opening_failed(error, self._limits.open_time_limit)) from error
         raise_error(frame.head)
 
     async def slice(
@@ -205,8 +207,8 @@ class PdfSession:
             raise_error(last.head, number)
             return warnings_from(last.head["warnings"])
         if number is None:
-            raise CorruptPdf(f"Copying pages of the file {_reason(last)}.") from last
-        raise self._page_error(last, number) from last
+            raise CorruptPdf(f"Copying pages of the file {reason(last)}.") from last
+        raise page_error(last, number, self._limits) from last
 
     async def rewrite_images(self, source: Path, dpi: int, target: Path, time_limit: float) -> None:
         """Write a copy of a PDF whose finer pictures have `dpi` to `target`.
@@ -220,7 +222,7 @@ class PdfSession:
             try:
                 frame = await self._ask(request, time_limit)
             except (ChildTimeout, ChildDied) as error:
-                raise ShrinkFailed(f"Rewriting the pictures {_reason(error)}.") from error
+                raise ShrinkFailed(f"Rewriting the pictures {reason(error)}.") from error
         raise_error(frame.head)
 
     async def compare(self, original: Path, copy: Path) -> None:
@@ -231,7 +233,7 @@ class PdfSession:
         request = {"do": "compare", "path": str(original), "copy": str(copy)}
         compared, last = await self._ask_for_frames(request)
         if not isinstance(last, Frame):
-            raise ShrinkFailed(f"Comparing page {len(compared) + 1} {_reason(last)}.") from last
+            raise ShrinkFailed(f"Comparing page {len(compared) + 1} {reason(last)}.") from last
         raise_error(last.head)
 
     @property
@@ -251,7 +253,7 @@ class PdfSession:
     def kill(self) -> None:
         """Do the same without an event loop, when this process is about to end."""
         self._source = None
-        self._discard()
+        self._child.discard()
 
     async def _cut(self, number: int, dpi: int, boxes: Sequence[Bbox], *, fit: bool) -> list[Crop]:
         frame = await self._ask_page(
@@ -264,12 +266,12 @@ class PdfSession:
         number, attempts = request["page"], self._times.drawing
         async with self._turn:
             if attempts.given_up or self._times.used_up:
-                raise self._given_up_error(number)
+                raise untried(number, self._limits, self._times)
             try:
                 frame = await self._ask(request, attempts.limit)
             except (ChildTimeout, ChildDied) as error:
                 attempts.note(late=isinstance(error, ChildTimeout))
-                raise self._page_error(error, number) from error
+                raise page_error(error, number, self._limits) from error
         attempts.note(late=False)
         raise_error(frame.head, number)
         return frame
@@ -320,10 +322,10 @@ class PdfSession:
                 await self._stream(ocr, [number], pages.append, pixels=again)
             if pages and (again or pages[0].markdown):
                 return pages[0]
-        return _failed(number, self._page_error(first, number))
+        return failed_page(number, page_error(first, number, self._limits))
 
     def _untried(self, number: int) -> PlannedPage:
-        return _failed(number, self._given_up_error(number))
+        return failed_page(number, untried(number, self._limits, self._times))
 
     async def _stream(
         self,
@@ -349,14 +351,14 @@ class PdfSession:
                 accept(self._accepted(planned_page(frame.head, number), pixels=pixels))
                 if self._times.used_up:
                     # The child goes on with the other pages of the request.
-                    self._discard()
+                    self._child.discard()
                     return
         except ChildTimeout:
             attempts.note(late=True)
-            self._discard()
+            self._child.discard()
             raise
         except BaseException:
-            self._discard()
+            self._child.discard()
             raise
 
     def _accepted(self, page: PlannedPage, *, pixels: bool) -> PlannedPage:
@@ -376,7 +378,7 @@ class PdfSession:
             child.send(Frame(request))
             return await self._receive(child, limit)
         except BaseException:
-            self._discard()
+            self._child.discard()
             raise
 
     async def _receive(self, child: RenderChild, limit: float) -> Frame:
@@ -409,19 +411,18 @@ class PdfSession:
                     return frames, frame
                 frames.append(frame)
         except (ChildTimeout, ChildDied) as error:
-            self._discard()
+            self._child.discard()
             return frames, error
         except BaseException:
-            self._discard()
+            self._child.discard()
             raise
 
     async def _ready(self) -> RenderChild:
         """Return a living child that has the document open."""
-        if self._child is not None and (not self._child.alive or self._is_large(self._child)):
-            self._discard()
-        if self._child is None and self._source is not None:
+        self._child.discard_before_page()
+        if self._child.pid is None and self._source is not None:
             await self._open(self._source)
-        return await self._started()
+        return await self._child.started()
 
     async def _open(self, source: dict[str, Any]) -> dict[str, Any]:
         """Open in a child, in a second one if the first died. Raises the opening's error."""
@@ -431,58 +432,19 @@ class PdfSession:
                 return await self._open_once(source, limit)
             return await self._open_once(source, limit)
         except (ChildTimeout, ChildDied) as error:
-            raise CorruptPdf(_opening_failed(error, limit)) from error
+            raise CorruptPdf(opening_failed(error, limit)) from error
 
     async def _open_once(self, source: dict[str, Any], limit: float) -> dict[str, Any]:
-        child = await self._started()
+        child = await self._child.started()
         frame = await self._exchange(child, source, limit)
         child.documents += 1
         child.opened_mib = child.mib
         raise_error(frame.head)
         return frame.head
 
-    async def _started(self) -> RenderChild:
-        if self._child is None:
-            limits = self._limits
-            self._child = await RenderChild.start(
-                ChildLimits(
-                    max_pixels=limits.max_pixels,
-                    jpeg_quality=limits.jpeg_quality,
-                    crop_min_pixels=limits.crop_min_pixels,
-                    crop_max_side=limits.crop_max_side,
-                    raster_cache_mib=limits.raster_cache_mib,
-                    trust_hidden_text=limits.trust_hidden_text,
-                    max_mib=limits.child_max_mib,
-                )
-            )
-        return self._child
-
-    def _discard_used_up_child(self) -> None:
-        child = self._child
-        if child is not None and (
-            not child.alive
-            or child.documents >= self._limits.child_max_documents
-            or self._is_large(child)
-        ):
-            self._discard()
-
-    def _is_large(self, child: RenderChild) -> bool:
-        """Return True if the next page might find too little of pdf.child_max_mib left.
-
-        A child that was nearly as large with the file just opened gains nothing by a new start.
-        """
-        most = self._limits.child_max_mib
-        return child.mib > max(_REPLACED_SHARE * most, _GROWTH * child.opened_mib)
-
     def reap(self) -> None:
         """Reap the child if it has ended while it was idle. Safe in a handler of SIGCHLD."""
-        if self._child is not None:
-            self._child.reap()
-
-    def _discard(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        self._child.reap()
 
     def _times_for(self, pages: int, spent: TimeSpent | None = None) -> PageTimes:
         limits = self._limits
@@ -490,44 +452,8 @@ class PdfSession:
         bound = math.inf if spent is None else together
         return PageTimes(limits.page_time_limit, bound, spent)
 
-    def _given_up_error(self, number: int) -> PageTimeout:
-        if self._times.used_up:
-            return PageTimeout(
-                f"Page {number} was not tried: the pages of the document took longer than "
-                "pdf.document_time_base + pages x pdf.document_time_per_page, "
-                f"{self._times.document_seconds:g} s.",
-                page=number,
-            )
-        return PageTimeout(
-            f"Page {number} was not tried: several pages in a row took longer than "
-            f"pdf.page_time_limit, {self._limits.page_time_limit:g} s.",
-            page=number,
-        )
-
-    def _page_error(self, error: ChildTimeout | ChildDied, number: int) -> RagServiceError:
-        if isinstance(error, ChildTimeout):
-            limit = self._limits.page_time_limit
-            return PageTimeout(
-                f"Page {number} took longer than pdf.page_time_limit, {limit:g} s.", page=number
-            )
-        return PageUnrenderable(f"Page {number} crashed the render process.", page=number)
-
-
-def _failed(number: int, error: RagServiceError) -> PlannedPage:
-    return PlannedPage(number, PagePlan.OCR, error.code, error=error)
-
 
 def _batches(pages: Sequence[int]) -> Iterator[list[int]]:
     rest = iter(pages)
     while batch := list(islice(rest, BATCH)):
         yield batch
-
-
-def _reason(error: ChildTimeout | ChildDied) -> str:
-    return "took too long" if isinstance(error, ChildTimeout) else "crashed the render process"
-
-
-def _opening_failed(error: ChildTimeout | ChildDied, limit: float) -> str:
-    if isinstance(error, ChildTimeout):
-        return f"Opening the file took longer than pdf.open_time_limit, {limit:g} s."
-    return "Opening the file crashed the render process."

@@ -133,7 +133,7 @@ def test_a_child_killed_before_the_crops_loses_nothing(tmp_path: Path) -> None:
 
     async def work(session: PdfSession) -> list[Crop]:
         await session.layout_picture(2, DPI)
-        assert session._child is not None
+        assert session._child.pid is not None
         os.kill(session._child.pid, signal.SIGKILL)
         return await session.crops(2, DPI, [band(0), band(3)])
 

@@ -37,7 +37,7 @@ async def planned(session: PdfSession, pages: Sequence[int]) -> list[PlannedPage
 
 
 def peak_mib(session: PdfSession) -> int:
-    assert session._child is not None
+    assert session._child.pid is not None
     lines = Path(f"/proc/{session._child.pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) // 1024
 

@@ -119,8 +119,8 @@ def test_a_child_does_not_grow_with_the_pages_it_has_drawn(tmp_path: Path) -> No
         found = []
         for number in range(1, 11):
             await session.render(number, 150)
-            assert session._child is not None
-            found.append(session._child.mib)
+            assert session._child._child is not None
+            found.append(session._child._child.mib)
         return found
 
     grown = on(path, sizes)

@@ -48,7 +48,7 @@ async def busy_child(session: PdfSession) -> int:
 
 
 async def child_pid(session: PdfSession) -> int:
-    while session._child is None:
+    while session._child.pid is None:
         await asyncio.sleep(0.02)
     return session._child.pid
 
@@ -131,7 +131,7 @@ async def kill_when_busy(session: PdfSession, times: int) -> None:
     for _ in range(times):
         pid = await busy_child(session)
         os.kill(pid, signal.SIGSEGV)
-        while session._child is not None and session._child.pid == pid:
+        while session._child.pid == pid:
             await asyncio.sleep(0.02)
 
 
@@ -274,7 +274,7 @@ def test_a_file_that_kills_the_child_while_opening_is_corrupt(tmp_path: Path) ->
             for _ in range(2):
                 pid = await child_pid(session)
                 os.kill(pid, signal.SIGSEGV)
-                while session._child is not None and session._child.pid == pid:
+                while session._child.pid == pid:
                     await asyncio.sleep(0.02)
             with pytest.raises(CorruptPdf):
                 await opening
@@ -352,7 +352,7 @@ def test_the_child_is_replaced_after_many_documents_or_when_large(tmp_path: Path
         async with PdfSession(limits(), 1000) as session:
             await session.open(path, PDF)
             before = await child_pid(session)
-            session._child.mib = limits().child_max_mib + 1
+            session._child._child.mib = limits().child_max_mib + 1
             await session.render(2, 50)
             return before, await child_pid(session)
 
