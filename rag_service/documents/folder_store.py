@@ -2,11 +2,13 @@
 
 Each operation reads the marker and works in the same open folder, so bytes never go into the
 folder below an unmounted file system. A file reaches its key by a rename, after it is on the disk.
+Other users of the machine cannot enter the folder, whatever mode it had before.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -25,9 +27,12 @@ from rag_service.documents.byte_store import (
 )
 from rag_service.errors import SourceMissing, StorageUnavailable, StoreUnreachable
 
+log = logging.getLogger(__name__)
+
 INCOMING = "incoming"
 INCOMING_PREFIX = "upload-"
 _MARKER_BYTES = 4096
+_OTHER_USERS = 0o077
 _MISSING = (FileNotFoundError, NotADirectoryError)
 # Files whose sha256 this process has checked.
 _MOST_CHECKED = 10_000
@@ -40,6 +45,7 @@ class FolderStore:
         self.store_id: str | None = None
         self._folder = folder
         self._checked: set[tuple[str, int, int, int]] = set()
+        self._warned = False
 
     @property
     def place(self) -> str:
@@ -155,9 +161,22 @@ class FolderStore:
             except OSError as error:
                 raise self._unreachable(error) from error
             require_marker(self, found)
+            self._keep_private(root)
             yield root
         finally:
             os.close(root)
+
+    def _keep_private(self, root: int) -> None:
+        """Take the rights of other users from a folder that was made by hand or long ago."""
+        mode = os.fstat(root).st_mode
+        if not mode & _OTHER_USERS:
+            return
+        with suppress(OSError):
+            os.fchmod(root, mode & 0o7777 & ~_OTHER_USERS)
+        # The folder may belong to another user; some file systems keep no modes.
+        if os.fstat(root).st_mode & _OTHER_USERS and not self._warned:
+            self._warned = True
+            log.warning("Other users of this machine can read the folder %s.", self._folder)
 
     def _unreachable(self, error: OSError) -> StoreUnreachable:
         return StoreUnreachable(f"{self._folder}: {error.strerror}.")

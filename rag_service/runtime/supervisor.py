@@ -286,6 +286,7 @@ def _output(path: Path | None) -> Iterator[IO[bytes] | None]:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LARGEST_LOG:
+        path.chmod(_PRIVATE)
         path.replace(path.with_name(path.name + ".1"))
     # Logs name documents: other users of the machine may not read them, old ones included.
     with open(path, "ab", opener=_open_private) as output:

@@ -326,6 +326,30 @@ def test_the_folder_is_private(local, tmp_path):
     assert (tmp_path / "data dir ü" / "documents").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o2775])
+def test_a_folder_that_existed_becomes_private_and_stays_usable(local, tmp_path, mode):
+    folder = tmp_path / "data dir ü" / "documents"
+    path, key = file_of(tmp_path, b"the bytes")
+    local.put_file(key, path)
+    folder.chmod(mode)
+    with local.open_local(key) as stored:
+        assert stored.read_bytes() == b"the bytes"
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_that_stays_open_to_others_is_named_once(local, tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "data dir ü" / "documents"
+    folder.chmod(0o755)
+
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    for _ in range(2):
+        local.check()
+    assert caplog.text.count(f"Other users of this machine can read the folder {folder}") == 1
+
+
 def test_readers_never_see_a_half_written_file(local, tmp_path):
     path, key = file_of(tmp_path, os.urandom(9 * MIB))
     local.put_file(key, path)

@@ -290,10 +290,12 @@ def test_a_log_that_is_too_large_is_rotated(sup, tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "LARGEST_LOG", 10)
     log = tmp_path / "p.log"
     log.write_text("more than ten bytes\n")
+    log.chmod(0o644)
     sup.start(program("p", "print('new')", restart=False, log=log))
     eventually(lambda: only(sup).last_exit is not None)
     assert log.read_text() == "new\n"
     assert Path(f"{log}.1").read_text() == "more than ten bytes\n"
+    assert Path(f"{log}.1").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("mode", [None, 0o644])
