@@ -231,11 +231,11 @@ def many():
     sim.execute(
         "INSERT INTO runs (id, document_id, number, state, parser, model, ocr, dpi, layout,"
         " fingerprint, priority, reuse_pages, redo_pages, epoch, crashes, expiries, worked_seconds,"
-        " warnings, created_at)"
+        " warnings, created_at, queued_at)"
         " SELECT id, id, 1, CASE WHEN row_number() OVER (ORDER BY id) > :waiting THEN 'processed'"
         " WHEN random() < 0.5 THEN 'ready' ELSE 'queued' END,"
-        " 'glmocr', 'm', 'auto', 150, 'auto', 'f', 1, true, '{}', 0, 0, 0, 0, '[]', created_at"
-        " FROM documents",
+        " 'glmocr', 'm', 'auto', 150, 'auto', 'f', 1, true, '{}', 0, 0, 0, 0, '[]',"
+        " created_at, created_at FROM documents",
         waiting=WAITING,
     )
     sim.execute(
